@@ -30,6 +30,7 @@ from tutti.hardware import chip, cluster, fabric, node, profile, storage
 from tutti.hardware.library import shipped
 from tutti.launch import facts
 from tutti.models.families.decoder import Attention, Decoder, Mlp
+from tutti.models.distillation import Distillation
 from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
 from tutti.models.spec import ModelSpec
@@ -290,6 +291,7 @@ TRAIN_KEYS = (
     training.JobConfig,
     training.OptimizerConfig,
     training.TensorConfig,
+    training.AverageConfig,
     training.CheckpointConfig,
     training.ValidationConfig,
     training.MeasureConfig,
@@ -325,6 +327,7 @@ def table_rows(page: Path, title: str) -> dict[str, list[str]]:
         *((REFERENCE / "launch-file.md", kind, set()) for kind in LAUNCH_KEYS),
         *((DOCS / "how-to/adapters.md", kind, set()) for kind in (Tuning, AdapterSpec)),
         (DOCS / "how-to/preferences.md", Objective, set()),
+        (DOCS / "how-to/distillation.md", Distillation, set()),
         (DOCS / "how-to/reinforcement.md", Sampling, set()),
         *((DOCS / "how-to/evaluate.md", kind, set()) for kind in (EvaluateConfig, TaskConfig)),
         *((DOCS / "how-to/train.md", kind, set()) for kind in TRAIN_KEYS),

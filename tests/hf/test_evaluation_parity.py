@@ -22,10 +22,10 @@ from tutti.nn.model import Model
 from tutti.recipes.evaluation import evaluate_folder, folder_logps
 from tutti.serve import Engine
 from tutti.train.data.feeder import Feeder
+from tutti.train.engine.samples import sample_indices
 from tutti.train.evaluation.config import TaskConfig
 from tutti.train.evaluation.rows import item_logps
 from tutti.train.evaluation.tasks import Scored, open_task
-from tutti.train.run.samples import sample_indices
 
 
 def questions(path: Path) -> TaskConfig:

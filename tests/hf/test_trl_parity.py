@@ -194,6 +194,10 @@ def test_without_a_reference(kind: str, folders: tuple[Path, Path]) -> None:
         loss = (-chosen - ORPOTrainer.odds_ratio_loss(settings, chosen, rejected)[0]).mean()
     else:
         loss = CPOTrainer.cpo_loss(settings, chosen, rejected)[0].mean()
-    objective = Objective(kind=kind, beta=BETA, margin=0.4)  # type: ignore[arg-type]
+    objective = Objective(
+        kind=kind,
+        beta=BETA,
+        margin=0.4 if kind == "simpo" else None,  # type: ignore[arg-type]
+    )
     found = ours(folders[0], objective, torch.zeros(2 * PAIRS), PAIRED, [1.0, -1.0] * PAIRS)
     close(found, loss, model)

@@ -58,7 +58,7 @@ class Documents:
         self.targets = torch.full((length,), NO_TARGET)
         at = 0
         for own, weight in zip(self.lengths, self.weights, strict=True):
-            prompt = number(0, own - 1)
+            prompt = number(0, max(1, own - 1))
             if weight:
                 where = slice(at + prompt, at + own - 1)
                 self.targets[where] = self.tokens[at + prompt + 1 : at + own]

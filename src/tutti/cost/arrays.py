@@ -19,6 +19,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.leaves import group_of, spanning_tier
 from tutti.hardware.pool import Pool
 from tutti.models.anatomy import BlockWidths
+from tutti.models.flops import matmul_parameters
 from tutti.models.spec import ModelSpec
 
 FloatArray = npt.NDArray[np.float64]
@@ -32,6 +33,13 @@ _NARROW = frozenset({Dtype.FP8, Dtype.FP4, Dtype.INT8})
 
 def _zero() -> FloatArray:
     return np.asarray(0.0)
+
+
+def _teacher_share(spec: ModelSpec) -> float:
+    """Return the forward work of a teacher beside the head, in products of its logits."""
+    if spec.teacher is None:
+        return 0.0
+    return matmul_parameters(spec.teacher) / (spec.vocab * spec.hidden)
 
 
 def _one() -> FloatArray:
@@ -96,7 +104,8 @@ class Shape(Arrays):
     kv_lora: FloatArray = field(default_factory=_zero)
     rope_dim: FloatArray = field(default_factory=_zero)
     dropout: FloatArray = field(default_factory=_zero)
-    answers: FloatArray = field(default_factory=_zero)  # a loss on them: one more product of logits
+    # forward work beside the product of logits, in such products: of answers, by a teacher
+    answers: FloatArray = field(default_factory=_zero)
     window: FloatArray = field(
         default_factory=_unlimited
     )  # positions that a token attends to at most
@@ -120,10 +129,10 @@ class Shape(Arrays):
             layers=spec.num_layers,
             moe_layers=sum(spec.blocks[i].moe is not None for i in spec.layer_blocks),
             vocab=spec.vocab,
-            head_vocab=spec.vocab,
+            head_vocab=1 if spec.head.scores else spec.vocab,
             tied=float(spec.head.tied),
             dropout=float(spec.dropout.residual > 0),
-            answers=float(spec.answers),
+            answers=float(spec.answers) + _teacher_share(spec),
             window=np.inf if block.attention.window is None else block.attention.window,
         )
 

@@ -290,6 +290,8 @@ def _pieces(
     rule, leaf = (
         (table[parameter.name], "") if parameter.name in table else (table.get(module), leaf)
     )
+    if rule is None and unit == spec.head_unit and spec.head.scores and module == "score":
+        rule = "score"  # so do all of transformers' decoders call it
     if rule is None:
         raise UnmappedError(f"{unit}.{parameter.name}")
     slot = Slot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from tutti.errors import InputError
 from tutti.models.anatomy import (
@@ -15,10 +16,19 @@ from tutti.models.anatomy import (
     router_product,
 )
 from tutti.models.builder import FLOAT_BYTES, MASK_BYTES, Builder
-from tutti.models.operators import AttentionShape, Kept, Operator, OperatorKind, Workload
+from tutti.models.operators import (
+    NO_WORK,
+    AttentionShape,
+    Kept,
+    Operator,
+    OperatorKind,
+    Workload,
+)
 from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, Residual
 from tutti.models.spec import ModelSpec
 from tutti.models.tuned_operators import tuned_operators
+
+DIVERGENCE_PASSES = 16.0  # over a chunk of logits: two softmaxes, terms, slopes
 
 
 def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator, ...]:
@@ -40,7 +50,26 @@ def unit_operators(spec: ModelSpec, unit: int, work: Workload) -> tuple[Operator
         operators = _head(spec, work)
     else:
         operators = _block(spec, spec.layer_blocks[unit - 1], work)
-    return operators if spec.tuning is None else tuned_operators(spec, unit, work, operators)
+    if spec.tuning is not None:
+        operators = tuned_operators(spec, unit, work, operators)
+    if spec.teacher is not None and unit == spec.head_unit:
+        operators = (*operators, *_teacher(spec.teacher, work))
+    return operators
+
+
+@functools.lru_cache(maxsize=256)
+def _teacher(spec: ModelSpec, work: Workload) -> tuple[Operator, ...]:
+    """Return what a teacher beside the head computes: its forward passes, of which nothing stays.
+
+    Its experts are sliced as the head's rank is, and its tokens are whole.
+    """
+    beside = replace(work, ep=1, expert_tp=None, sequence_parallel=False)
+    return tuple(
+        replace(op, name=f"teacher {op.name}", backward_input=NO_WORK, backward_weight=NO_WORK,
+                kept=())
+        for unit in range(spec.num_units)
+        for op in unit_operators(spec, unit, beside)
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)
@@ -125,7 +154,11 @@ def _logits(build: Builder, spec: ModelSpec) -> None:
     if width != spec.hidden:
         kept = (build.keep("project_out input", rows * spec.hidden),)
         build.gemm("project_out", rows, width, spec.hidden, kept=kept)
-    vocab = -(-spec.vocab // work.tp)
+    if spec.head.scores:  # of the last token of each text; the stream of the others is not read
+        kept = (build.keep("score input", rows * width),)
+        build.gemm("score", rows, 1, width, kept=kept)
+        return
+    vocab = spec.outputs(work.tp)
     # Where forward makes the gradients, that of the input stays in the input's place.
     kept = (build.keep("logits input", (work.tokens if fused else rows) * width),)
     build.gemm("logits", work.tokens, vocab, width, kept=kept)
@@ -136,6 +169,11 @@ def _logits(build: Builder, spec: ModelSpec) -> None:
         build.elementwise("logit divisor", elements, inputs=1)
     if spec.head.soft_cap is not None:
         build.elementwise("logit soft cap", elements, inputs=1)
+    if spec.taught:  # both distributions and the slopes between them, in single precision
+        build.memory_bound(
+            "divergence", OperatorKind.CROSS_ENTROPY, elements,
+            forward=DIVERGENCE_PASSES * FLOAT_BYTES, backward=0.0,
+        )  # fmt: skip
     e = work.element_bytes
     single = () if fused else (Kept(name="logits", bytes=FLOAT_BYTES * elements),)
     build.memory_bound(  # a single-precision copy is written, and read for maximum and sum

@@ -298,13 +298,17 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """Unit L+1: final norm, projection to the embedding's width, logits."""
+    """Unit L+1: final norm, projection to the embedding's width, logits.
+
+    A reward model's head has one score of a whole text in their place.
+    """
 
     norm: NormSpec | None
     tied: bool = False  # to the token embedding
     bias: bool = False
     logit_divisor: Positive = 1.0
     soft_cap: Positive | None = None
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

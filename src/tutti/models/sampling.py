@@ -12,8 +12,8 @@ from tutti.document import Above, AtLeast, Count, Natural, Seconds
 class Sampling:
     """Groups of answers to prompts, and what judges them.
 
-    A reward is a Python function, "module:function" or "file.py:function"; the rewards of an answer
-    are added up.
+    A reward is a Python function, "module:function" or "file.py:function", or a reward model,
+    "FOLDER:score"; the rewards of an answer are added up.
     """
 
     rewards: tuple[str, ...]

@@ -83,6 +83,8 @@ class ModelSpec:
     published_prediction_heads: Natural = 0  # what the checkpoint has; transformers drops them
     tuning: Tuning | None = None  # what of it is trained; None: everything
     answers: bool = False  # the loss is on whole answers: the head sees them twice
+    taught: bool = False  # a teacher has a part in the loss
+    teacher: ModelSpec | None = None  # which then lies beside the head
 
     def __post_init__(self) -> None:
         if not self.blocks or not self.cycle:
@@ -117,6 +119,8 @@ class ModelSpec:
             self,
             embedding=replace(self.embedding, padding=None),
             answers=False,
+            taught=False,
+            teacher=None,
             blocks=tuple(block.with_balance(on=False, share=1.0) for block in self.blocks),
         )
         return files.fingerprint({**document.plain(plain), "name": ""})
@@ -200,6 +204,17 @@ class ModelSpec:
     def ties_weights(self) -> bool:
         """Whether the last unit uses the embedding's weights: its head, or prediction heads."""
         return self.head.tied or self.prediction_heads > 0
+
+    def with_scores(self) -> ModelSpec:
+        """Return the model as a reward model: one score of a text in the place of logits."""
+        if self.head.scores:
+            return self
+        head = HeadSpec(norm=self.head.norm, scores=True)
+        return replace(self, head=head, prediction_heads=0, answers=False)
+
+    def outputs(self, tp: int = 1) -> int:
+        """Return how many numbers a rank's head makes of a token: its logits, or a score."""
+        return 1 if self.head.scores else -(-self.vocab // tp)
 
     def with_prediction_heads(self, count: int) -> ModelSpec:
         """Return the model trained with `count` extra prediction heads."""

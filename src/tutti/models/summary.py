@@ -111,6 +111,8 @@ def _describe(spec: ModelSpec, unit: int) -> str:
     if unit == spec.head_unit:
         extra = spec.prediction_heads
         tied = " (tied)" if spec.head.tied else ""
+        if spec.head.scores:
+            return "norm + score"
         return f"norm + head{tied}" + (f" + {extra} prediction heads" if extra else "")
     return describe_block(spec.block(unit))
 

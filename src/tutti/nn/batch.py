@@ -11,8 +11,9 @@ travel around as `ring` says.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +21,12 @@ from torch import Tensor
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.distilled import Told
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
 from tutti.models import ModelSpec
+from tutti.models.distillation import Distillation
 from tutti.nn.alibi import alibi_specs, key_bias
 from tutti.nn.cache import Cache, PagedCache
 from tutti.nn.parallel.ring import RingStep, ring_steps
@@ -31,6 +34,17 @@ from tutti.nn.parallel.rows import pieces_of, rows_of
 from tutti.nn.rotary import Table, rotary_specs, stretch, table, table_at
 
 NO_TARGET = -100
+
+
+class Taught(Protocol):
+    """What a teacher tells of a batch's tokens; `train.engine.teacher` has it."""
+
+    @property
+    def how(self) -> Distillation:
+        """What is made of it."""
+
+    def told(self, batch: Batch) -> Callable[[slice], Told]:
+        """Return what is told of any run of the batch's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +70,7 @@ class Batch:
     cache: Cache | None = None
     # with a loss on whole answers instead of tokens
     answers: Answers | SampledAnswers | None = None
+    taught: Taught | None = None  # with a loss that a teacher has a part in
 
     @property
     def num_tokens(self) -> int:
@@ -138,6 +153,19 @@ class Batch:
             cache=cache,
         )
 
+    def seen_by(self, spec: ModelSpec) -> Batch:
+        """Return the same tokens for another model, which predicts and has no loss."""
+        return replace(
+            self,
+            tables=tuple(
+                table(rotary, self.positions_t, self.sequence_t, self.lengths)
+                for rotary in rotary_specs(spec)
+            ),
+            key_biases=_key_biases(spec, self.segments, self.positions_t),
+            targets_t=None, weights_t=None, next_tokens_nt=None, next_targets_nt=None,
+            answers=None, taught=None,
+        )  # fmt: skip
+
     def share(self, spec: ModelSpec, ways: int, rank: int) -> Batch:
         """Return one context-parallel rank's part of a batch of whole sequences."""
         if ways == 1:
@@ -193,7 +221,6 @@ def _assembled(
     positions_t = segments.positions(device)
     counts = torch.tensor(segments.queries)
     sequence_t = moved(torch.repeat_interleave(torch.tensor(list(sequences)), counts), device)
-    keys_s = _key_positions(segments, device) if alibi_specs(spec) else positions_t
     return Batch(
         tokens_t=tokens_t,
         targets_t=None,
@@ -207,10 +234,14 @@ def _assembled(
         tables=tuple(
             table(rotary, positions_t, sequence_t, lengths) for rotary in rotary_specs(spec)
         ),
-        key_biases=tuple(
-            key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in alibi_specs(spec)
-        ),
+        key_biases=_key_biases(spec, segments, positions_t),
     )
+
+
+def _key_biases(spec: ModelSpec, segments: Segments, positions_t: Tensor) -> tuple[Tensor, ...]:
+    found = alibi_specs(spec)
+    keys_s = _key_positions(segments, positions_t.device) if found else positions_t
+    return tuple(key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in found)
 
 
 def _key_positions(segments: Segments, device: torch.device) -> Tensor:

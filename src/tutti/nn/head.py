@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tutti.accelerator.gradients import WeightGradients
+from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.distilled import Given, distilled_cross_entropy
 from tutti.accelerator.reference.loss import Vocabulary
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.models import ModelSpec
@@ -101,6 +103,17 @@ class Logits(Holder):
             loss = total - total.detach() + loss  # the gradient of one, the value of the other
         return HeadOutput(loss, losses_t, None, None, figures, logps)
 
+    def distilled(self, x: Tensor, batch: Batch, gradient_scale: float) -> tuple[Tensor, Tensor]:
+        """Return the sum of weighted losses that a teacher has a part in, and each token's."""
+        assert batch.taught is not None
+        assert batch.targets_t is not None
+        given = Given(
+            batch.taught.how, batch.taught.told(batch), batch.targets_t, batch.weights_t,
+            self.spec.logit_divisor, self.spec.soft_cap, self.vocabulary, gradient_scale,
+        )  # fmt: skip
+        x = enter(x, self.parallel, batch.targets_t.shape[0])
+        return distilled_cross_entropy(x, self.weight, self.bias, given)
+
     def _sums(self, losses_t: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return each document's log-probability and number of targets, over all ranks' parts."""
         assert batch.targets_t is not None
@@ -151,6 +164,50 @@ class Logits(Holder):
         return gather_columns(own_tv, self.parallel.tensor, self.columns)
 
 
+class Score(Holder):
+    """The product with one vector: a score of each text, read off its last token.
+
+    Every tensor-parallel rank holds it; under sequence parallelism each scores the texts whose last
+    token it has.
+    """
+
+    weight: Tensor
+
+    def __init__(self, make: Maker) -> None:
+        super().__init__()
+        self.operators, self.parallel = make.operators, make.parallel
+        self.hold("weight", make, "score.weight")
+
+    def answers(self, x: Tensor, batch: Batch) -> HeadOutput:
+        """Return a loss on the scores of a batch's texts, and the scores."""
+        assert isinstance(batch.answers, Answers)
+        rows_s = self._last(batch)
+        own_s = self.operators.linear(x[rows_s.clamp_min(0)], self.weight, None).squeeze(1)
+        own_s = own_s.float() * (rows_s >= 0)
+        scores_s = own_s.detach()
+        if self.parallel.sequence_parallel:
+            scores_s = self.parallel.tensor.all_reduce(scores_s.clone())
+        scores_s = self.parallel.context.all_reduce(scores_s.clone())
+        found = batch.answers.weigh(scores_s, torch.ones_like(scores_s))
+        total = (own_s * found.slopes_s).sum()
+        loss = total - total.detach() + found.loss
+        return HeadOutput(loss, torch.zeros_like(own_s), None, None, found.figures, scores_s)
+
+    def _last(self, batch: Batch) -> Tensor:
+        """Return which of this rank's tokens ends each text; -1: another rank's does."""
+        sequence_t, positions_t, tensor = batch.sequence_t, batch.positions_t, self.parallel.tensor
+        if self.parallel.sequence_parallel:
+            counts = shares(batch.num_tokens, tensor.size)
+            cut = slice(sum(counts[: tensor.rank]), sum(counts[: tensor.rank + 1]))
+            sequence_t, positions_t = sequence_t[cut], positions_t[cut]
+        texts = len(batch.lengths)
+        ends = positions_t == batch.lengths_s[sequence_t] - 1
+        found = sequence_t.new_full((texts + 1,), -1)  # tokens that end nothing: behind the last
+        numbers = torch.arange(len(sequence_t), device=sequence_t.device)
+        found[torch.where(ends, sequence_t, texts)] = numbers
+        return found[:texts]
+
+
 class PredictionHead(Holder):
     """One more block, on the stream and the embedding of a token further on."""
 
@@ -173,14 +230,18 @@ class PredictionHead(Holder):
 
 
 class Head(Holder):
-    """The stream to logits and losses."""
+    """The stream to logits and losses; a reward model's to scores."""
+
+    logits: Logits
 
     def __init__(self, make: Maker, model: ModelSpec) -> None:
         super().__init__()
         self.norm = Norm(make, "norm", model.head.norm) if model.head.norm is not None else None
         wide = model.embedding.dim == model.hidden
         self.project_out = None if wide else Linear(make, "project_out")
-        self.logits = Logits(make, model)
+        self.scores = Score(make) if model.head.scores else None
+        if self.scores is None:
+            self.logits = Logits(make, model)
         self.token: TokenTable | None = None
         if model.prediction_heads:
             self.token = TokenTable(make, "prediction.token", padding=model.embedding.padding)
@@ -210,10 +271,15 @@ class Head(Holder):
         """
         if batch.targets_t is None:
             raise ValueError("the batch has no targets; give them to Batch.of, or ask for logits")
+        if self.scores is not None:
+            return self.scores.answers(self.hidden(x, later), batch)
         if batch.answers is not None:
             return self.logits.answers(
                 self.hidden(x, later), batch, gradient_scale, starts_backward=starts_backward
             )
+        if batch.taught is not None:
+            found = self.logits.distilled(self.hidden(x, later), batch, gradient_scale)
+            return HeadOutput(*found, None, None)
         loss, losses_t = self.logits.loss(
             self.hidden(x, later),
             batch.targets_t,

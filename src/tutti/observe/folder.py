@@ -9,6 +9,7 @@ SOON = ".metrics-soon.jsonl"  # steps whose lines are not complete yet
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
 ADAPTER = "adapter"  # what was trained of it, as peft loads it
+AVERAGED = "averaged"  # the same with the mean of the weights of many steps
 EXPORT = "huggingface"  # the trained model, as transformers loads it
 RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"

@@ -83,6 +83,7 @@ MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parame
     "muon": ("mean", "square"), "sgd": (),
 }  # fmt: skip
 EIGHT_BIT = ("adamw8bit",)  # whose moments are codes of 8 bits
+AVERAGE_BYTES = 4.0  # of the running mean of a parameter
 CODE_BLOCK = 256  # elements that share a scale in float32
 
 
@@ -97,6 +98,7 @@ class Job:
     global_batch: Annotated[int, AtLeast(1), AtMost(2**40)]  # sequences per step, all pipelines
     precision: Precision = PRECISIONS["bf16"]
     optimizer: OptimizerName = "adamw"
+    average: bool = False  # whether a running mean of the weights is kept, in float32
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     wide_units: tuple[tuple[Natural, Natural], ...] = ()  # half-open; see `narrow`
     serving: Service | None = None
@@ -120,7 +122,8 @@ class Job:
         """What the optimizer keeps of each parameter that it updates: master copy and moments."""
         master = self.precision.master
         copy = master.num_bytes if master is not None else 0.0
-        return copy + len(MOMENTS[self.optimizer]) * self.moment_bytes
+        mean = AVERAGE_BYTES if self.average else 0.0
+        return copy + mean + len(MOMENTS[self.optimizer]) * self.moment_bytes
 
     @property
     def update_bytes(self) -> float:

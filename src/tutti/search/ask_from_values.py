@@ -87,6 +87,7 @@ def make_problem(
     limits: Limits | None = None,
     sources: Sources | None = None,
     optimizer: str = "adamw",
+    average: bool = False,
 ) -> Problem:
     """Return the question; what is left out is filled in as `tutti plan --help` says."""
     spec = model if isinstance(model, ModelSpec) else load_model(os.fspath(model))
@@ -103,6 +104,7 @@ def make_problem(
         "global_batch": default_batch(given_cluster) if global_batch is None else global_batch,
         "precision": precision,
         "optimizer": optimizer,
+        "average": average,
     }
     job = build(Job, values, Place("plan"))
     _require_products(job.precision, [pool.chip for pool in given_cluster.pools])

@@ -27,7 +27,6 @@ from tutti.plan.plan import Plan
 from tutti.ranks.single_rank import plan_alone
 from tutti.train.engine.engine import Engine
 from tutti.train.state.matrices import SCALE
-from tutti.train.state.matrix_rule import is_matrix
 
 GROUPS = (
     TensorSettings(match=("*norm*",), rate=3.0, weight_decay=0.0),
@@ -82,7 +81,7 @@ def check_against_one(name: str, optimizer: str, **words: object) -> None:
 
 def matrices_of(spec: ModelSpec) -> list[str]:
     found = [(unit, p) for unit in range(spec.num_units) for p in spec.parameters(unit)]
-    names = [f"{unit}.{p.name}" for unit, p in found if is_matrix(p)]
+    names = [f"{unit}.{p.name}" for unit, p in found if p.is_matrix]
     assert names
     return names
 

@@ -1,4 +1,4 @@
-"""Losses on whole answers: DPO, IPO, hinge, ORPO, SimPO, KTO.
+"""Losses on whole answers: DPO, IPO, hinge, ORPO, SimPO, KTO, and those of reward models.
 
 Each is a function of the answers' log-probabilities. Its slope in them is what the tokens' own
 losses are weighted with, and so the head needs one kind of loss only: it sums up the tokens of each
@@ -7,7 +7,9 @@ gradient is exact, and no logits are kept.
 
 Sources: DPO (Rafailov et al. 2023), IPO (Azar et al. 2023, with log-probabilities per token), hinge
 (SLiC, Zhao et al. 2023), ORPO (Hong et al. 2024), SimPO (Meng et al. 2024), KTO (Ethayarajh et al.
-2024).
+2024), reward models (Bradley–Terry; with margins as in Touvron et al. 2023, §3.2.2, centred as in
+Eisenstein et al. 2023). Of a reward model scores stand in the place of log-probabilities, and a
+pair's margin in that of the chosen answer's reference.
 """
 
 from __future__ import annotations
@@ -104,6 +106,8 @@ class Answers:
         if given is None:
             own_ratios = ratios[self.first_e]
             return own_ratios, own_ratios * 0, own_ratios * 0
+        if given.gives_scores:
+            return self._scored(given, logps)
         beta = given.strength
         if not given.is_paired:
             return _kto(given, ratios[self.first_e], self.weight_e, self.baseline)
@@ -121,6 +125,14 @@ class Answers:
             losses = losses - given.own_loss * means[first]
         return losses * self.weight_e, margins, (margins > 0).float()
 
+    def _scored(self, given: Objective, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return how likely each pair's order is by its scores, −log."""
+        chosen, rejected = scores[self.first_e], scores[self.second_e]
+        ahead = chosen - rejected
+        losses = -F.logsigmoid(ahead - self.reference_s[self.first_e])
+        losses = losses + given.centre * (chosen + rejected).square()
+        return losses * self.weight_e, ahead, (ahead > 0).float()
+
 
 def _pair_losses(given: Objective, margins: Tensor, chosen: Tensor, rejected: Tensor) -> Tensor:
     """Return the losses of pairs; `chosen` and `rejected` are mean log-probabilities."""
@@ -132,7 +144,7 @@ def _pair_losses(given: Objective, margins: Tensor, chosen: Tensor, rejected: Te
         odds = (chosen - rejected) - (_log_without(chosen) - _log_without(rejected))
         return -given.strength * F.logsigmoid(odds)
     if given.kind == "simpo":
-        margins = margins - given.margin
+        margins = margins - given.lead
     smooth = given.label_smoothing
     return -(1.0 - smooth) * F.logsigmoid(margins) - smooth * F.logsigmoid(-margins)
 

@@ -19,6 +19,21 @@ class TensorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AverageSettings:
+    """A running mean of the weights: mean ← decay·mean + (1 − decay)·weight, every few steps."""
+
+    decay: float
+    every: int = 1
+    start: int = 0  # steps in which it is the weights themselves
+
+    def taken(self, step: int) -> float | None:
+        """Return how much of the mean stays in a step, counted from 1; None: all of it."""
+        if step <= self.start:
+            return 0.0
+        return self.decay if (step - self.start) % self.every == 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdamSettings:
     """The constants of AdamW and of what stands in for it."""
 
@@ -30,6 +45,7 @@ class AdamSettings:
     decay_vectors: bool = False  # norms and biases, too; who calls sorts the tensors
     momentum: float = 0.95  # Muon's
     tensors: tuple[TensorSettings, ...] = ()  # the first that matches counts
+    average: AverageSettings | None = None
 
 
 @torch.no_grad()

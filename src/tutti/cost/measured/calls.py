@@ -8,7 +8,7 @@ a norm follows inside the block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from tutti.models.anatomy import (
     rotated_heads,
     router_product,
 )
+from tutti.models.flops import DIVERGENCE_PASSES
 from tutti.models.parts import AttentionSpec, BlockSpec, MoeSpec, NormSpec, Placement, Residual
 from tutti.models.spec import ModelSpec
 
@@ -247,12 +248,28 @@ def head_calls(spec: ModelSpec, strategy: Strategy) -> list[Call]:
         calls.append(_norm_call(spec.head.norm, sizes.rows, spec.hidden))
     if width != spec.hidden:
         calls.append(Call(operator="linear", dims=(sizes.rows, width, spec.hidden)))
+    if spec.head.scores:
+        return [*calls, Call(operator="linear", dims=(sizes.rows, 1, width))]
     vocabulary = np.ceil(spec.vocab / strategy.tp)
     calls.append(Call(operator="linear_cross_entropy", dims=(sizes.tokens, vocabulary, width)))
     if spec.answers:  # their sums come first
         dims = (sizes.tokens, vocabulary, width)
         calls.append(Call(operator="linear", dims=dims, backward_times=0.0))
-    return calls
+    if spec.taught:
+        passes = DIVERGENCE_PASSES / 3.0 * 2.0  # of a sum of two tensors in half precision
+        count = (sizes.tokens * vocabulary,)
+        calls.append(Call(operator="add", dims=count, times=passes, backward_times=0.0))
+    return [*calls, *_teacher_calls(spec.teacher, strategy)] if spec.teacher else calls
+
+
+def _teacher_calls(spec: ModelSpec, strategy: Strategy) -> list[Call]:
+    """Return the forward passes of a teacher beside the head."""
+    sizes, width = _Sizes.of(strategy), spec.embedding.dim
+    blocks = range(spec.head_unit)
+    calls = [call for unit in blocks for call in unit_calls(spec, unit, strategy)]
+    dims = (sizes.tokens, np.ceil(spec.vocab / strategy.tp), width)
+    calls.append(Call(operator="linear", dims=dims))
+    return [replace(call, backward_times=0.0) for call in calls]
 
 
 def unit_calls(spec: ModelSpec, unit: int, strategy: Strategy) -> list[Call]:

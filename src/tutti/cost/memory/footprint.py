@@ -159,6 +159,7 @@ def _transient(
     """Return the larger of the loss (logits) and a block's backward (a weight gradient)."""
     tokens, t = strategy.tokens, strategy.tp
     loss = np.where(has_head, tokens * shape.vocab / t * logit_bytes, 0.0)
+    loss = np.where(shape.head_vocab > 1, loss, 0.0)  # a reward model has no logits
     way_in, _ = feed_forward_products("mlp", shape.hidden, shape.ffn, shape.gated, tp=t)
     first = way_in.columns * way_in.depth
     backward = (2.0 + strategy.grad_bytes) * first + 6.0 * tokens * shape.ffn / t

@@ -13,7 +13,7 @@ its units' gradients, in the place of their activations, and the optimizer's ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.anatomy import feed_forward_products, rank_kv_heads
+from tutti.models.memory import weight_bytes
 from tutti.models.parameters import ParameterClass
 from tutti.models.tuning import BASE_BYTES
 from tutti.plan.plan import ContextKind, UnitRanges, covers
@@ -29,6 +30,9 @@ from tutti.schedule.instruction import Instruction, Op, What
 FloatArray = npt.NDArray[np.float64]
 # Per logit of a backward pass that makes the gradients: exponentials and half the gradient.
 LOSS_BYTES = 5.0
+WIDE_BYTES = 4.0  # of the directions that Muon finds
+MATRIX_COPIES = 5.0  # of one that is being made orthogonal
+TAUGHT_CHUNKS = 5.0  # of logits, that a loss with a teacher has at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +96,18 @@ class MemoryModel:
             parameters=resident(self._parameter_shard, away.parameters),
             gradients=resident(self._standing_gradients, away.gradients),
             optimizer=resident(self._optimizer_shard, away.optimizer),
-            buffers=2 * self.boundary(),  # one buffer in use, one being filled
+            # one buffer in use, one being filled; and whoever teaches
+            buffers=2 * self.boundary() + self._teacher(),
         )
+
+    def _teacher(self) -> float:
+        """The weights of a teacher that lies beside the head."""
+        model, work = self.rank_state.model, self.rank_state.workload
+        if model.teacher is None or model.head_unit not in self.units:
+            return 0.0
+        beside = replace(work, ep=1, expert_tp=None)
+        units = range(model.teacher.num_units)
+        return sum(weight_bytes(model.teacher, unit, beside) for unit in units)
 
     def boundary(self) -> float:
         """Return the bytes of a boundary tensor that a rank owns."""
@@ -222,8 +236,9 @@ class MemoryModel:
         model, work = self.rank_state.model, self.rank_state.workload
         if unit != model.head_unit or not work.fused_cross_entropy:
             return self._context_buffers(unit)
-        whole = work.element_bytes * work.tokens * -(-model.vocab // work.tp)
-        return min(whole, self.rank_state.kernels.logit_chunk_bytes)
+        whole = work.element_bytes * work.tokens * model.outputs(work.tp)
+        chunk = min(whole, self.rank_state.kernels.logit_chunk_bytes)
+        return TAUGHT_CHUNKS * chunk if model.taught else chunk
 
     def _input_gradients(self, unit: int) -> float:
         """Gradients of activations that live only inside a unit's backward, at their most."""
@@ -231,7 +246,7 @@ class MemoryModel:
         if unit == model.head_unit:
             if work.fused_cross_entropy:
                 return 0.0
-            return LOSS_BYTES * work.tokens * -(-model.vocab // work.tp)
+            return LOSS_BYTES * work.tokens * model.outputs(work.tp)
         mlp = model.block(unit).mlp if unit else None
         width = mlp.hidden if mlp is not None else model.hidden
         return 3 * work.element_bytes * work.tokens * width / work.tp
@@ -357,9 +372,21 @@ class MemoryModel:
         return dense.updated + expert.updated
 
     def decoded(self, units: range) -> float:
-        """Return what 8-bit moments take while weights move: one unit's at a time."""
+        """Return what the optimizer takes while weights move: a unit's 8-bit moments at a time."""
         each = self.plan.job.decoded_bytes
+        if self.plan.job.optimizer == "muon":
+            return self._directions()
         return max((self.optimizer_parameters(unit) * each for unit in units), default=0.0)
+
+    def _directions(self) -> float:
+        """Return what Muon takes: two vectors of all kept weights, and the matrix at hand."""
+        model = self.rank_state.model
+        largest = max(
+            (p.size for unit in self.units for p in model.parameters(unit) if p.is_matrix),
+            default=0,
+        )
+        kept = sum(map(self.optimizer_parameters, self.units))
+        return WIDE_BYTES * (2.0 * kept + MATRIX_COPIES * largest)
 
     def _optimizer_shard(self, unit: int) -> float:
         return self.optimizer_parameters(unit) * self.plan.job.state_bytes

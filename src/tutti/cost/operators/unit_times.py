@@ -223,7 +223,7 @@ def head_seconds(
     tokens, hidden = strategy.tokens, shape.hidden
     if measured is not None:
         return _measured_end(shape, strategy, machine, constants, spans, measured)
-    n = np.floor(shape.head_vocab / strategy.tp)
+    n = np.maximum(np.floor(shape.head_vocab / strategy.tp), 1.0)
     rate = alignment_rate(n, hidden, constants)
 
     def gemm(rows: Number, columns: Number, depth: Number) -> FloatArray:

@@ -15,6 +15,7 @@ from tutti.cost.network.group_placement import placement_of
 from tutti.cost.network.programs import Choice, choose_program
 from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.plan.gradient_groups import operation_of
+from tutti.cost.plan.matrix_prices import RATE, matrices, matrix_bytes, orthogonal_flops
 from tutti.cost.plan.pool_prices import UnitTimes
 from tutti.cost.plan.step_context import StepContext
 from tutti.hardware.chip import Dtype
@@ -240,4 +241,31 @@ class ClassPricer:
 
     def _step(self, entry: Instruction) -> Price:
         """A bucket's part of the whole stage's optimizer step."""
-        return Price(self._update(entry.start, entry.stop))
+        update = self._update(entry.start, entry.stop)
+        if self.shared.plan.job.optimizer != "muon":
+            return Price(update)
+        found = [self._directions(unit) for unit in range(entry.start, entry.stop)]
+        return Price(
+            update + sum(price.seconds for price in found),
+            any(price.leaves_node for price in found),
+        )
+
+    def _directions(self, unit: int) -> Price:
+        """Return what Muon takes to find where a unit's matrices go."""
+        shared, model = self.shared, self.shared.model
+        own = list(matrices(model, unit))
+        chip = shared.cluster.pool(self.replica.chips.pools[0]).chip
+        ep = self.rank_state.workload.ep
+        products = sum(orthogonal_flops(p, ep) for p in own) / (
+            chip.peak_flops(Dtype.FP32, fallback=True) * RATE
+        )
+        replicas = [r for _, _, stage in shared.index.of(unit) for r in stage.replicas]
+        chips = tuple(r.chips.at(i) for r in replicas for i in range(r.tp * r.cp))
+        level = self.rank_state.share(unit, ParameterClass.DENSE).level
+        if len(chips) == 1 or (not level and self.replica.tp == 1 and ep == 1):
+            return Price(products)
+        links = shared.links(chips)
+        sums = (
+            shared.choose("gradients", Operation.ALL_REDUCE, matrix_bytes(p), links) for p in own
+        )
+        return Price(products + sum(found.seconds for found in sums), links.nodes > 1)

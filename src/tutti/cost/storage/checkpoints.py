@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tutti.cost.storage.targets import Clients, read_seconds, write_seconds
 from tutti.hardware.storage import Storage, StorageTarget, StorageTier
 from tutti.models.spec import ModelSpec
-from tutti.plan.job import MOMENTS, Job
+from tutti.plan.job import AVERAGE_BYTES, MOMENTS, Job
 
 SERIAL_OPERATIONS = 10
 """That a save waits for one after the other: the ranks' files, metadata, plan, manifest, the names
@@ -68,7 +68,7 @@ def state_bytes(job: Job) -> float:
     weight = precision.master if precision.master is not None else precision.parameters
     # codes are written as the numbers that they stand for: any plan can read those
     moments = job.decoded_bytes or len(MOMENTS[job.optimizer]) * precision.moments.num_bytes
-    return weight.num_bytes + moments
+    return weight.num_bytes + moments + (AVERAGE_BYTES if job.average else 0.0)
 
 
 def checkpoint_bytes(job: Job, model: ModelSpec) -> float:

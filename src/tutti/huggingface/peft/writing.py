@@ -124,7 +124,7 @@ def _config(
 ) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if spec.head.scores else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha,

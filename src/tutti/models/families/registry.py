@@ -104,7 +104,24 @@ def read_config(values: Mapping[str, object], name: str, file: str | None = None
         raise place.key("model_type").value_error(
             f"is {shown(model_type)}, which is not supported; {_remedy(values)}"
         )
-    return _read(_FAMILIES[model_type], values, name, place)
+    found = _read(_FAMILIES[model_type], values, name, place)
+    return found.with_scores() if _gives_scores(values, place) else found
+
+
+def _gives_scores(values: Mapping[str, object], place: Place) -> bool:
+    """Tell whether a folder holds a reward model: one label of a whole text."""
+    names = values.get("architectures")
+    named = names if isinstance(names, list) else []
+    if not any(str(name).endswith("ForSequenceClassification") for name in named):
+        return False
+    labels = values.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else values.get("num_labels", 2)
+    if count != 1:
+        raise place.key("num_labels").value_error(
+            f"is {shown(count)}; of models of whole texts only those with one label, reward "
+            "models, are read"
+        )
+    return True
 
 
 def _remedy(values: Mapping[str, object]) -> str:

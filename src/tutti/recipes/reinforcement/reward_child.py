@@ -21,8 +21,14 @@ Reward = Callable[[list[str], dict[str, Any]], Sequence[Any]]
 
 
 def find_function(name: str) -> Reward:
-    """Return the function of "module:function" or "file.py:function"; raise ValueError."""
+    """Return what "module:function", "file.py:function" or "FOLDER:score" names, or ValueError."""
     place, _, function = name.rpartition(":")
+    if Path(place).is_dir():
+        from tutti.recipes.reinforcement.reward_model import SCORE, RewardModel
+
+        if function != SCORE:
+            raise ValueError(f"{place} is a folder; a reward model's is {place}:{SCORE}")
+        return RewardModel(Path(place))
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():

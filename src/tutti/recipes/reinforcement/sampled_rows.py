@@ -18,7 +18,7 @@ from tutti.train.data.feeder import to_batch
 from tutti.train.data.packing import best_fit
 from tutti.train.data.row import NO_TARGET
 from tutti.train.engine.engine import Batches, Engine
-from tutti.train.run.samples import sequences_before
+from tutti.train.engine.samples import sequences_before
 
 Floats = NDArray[np.float32]
 

@@ -14,6 +14,7 @@ from tutti.huggingface import open_checkpoint
 from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.peft.merging import MergedModel
 from tutti.huggingface.peft.writing import write_adapter
+from tutti.huggingface.surgery.scores import ScoringBase, scoring_texts
 from tutti.huggingface.tensors import to_torch
 from tutti.train.checkpoint.folders import LATEST, resolve
 from tutti.train.checkpoint.huggingface import SavedModel
@@ -53,4 +54,8 @@ def export_merged(
 ) -> Conversion:
     """Write the base with a checkpoint's adapters added to it, as a Hugging Face folder."""
     saved, tensors = trained_tensors(checkpoint, like)
-    return export(MergedModel(open_checkpoint(base), saved.spec, tensors), target)
+    inner = open_checkpoint(base)
+    if saved.spec.head.scores and not inner.spec.head.scores:
+        inner = ScoringBase(inner)
+    merged = MergedModel(inner, saved.spec, tensors)
+    return export(merged, target, texts=scoring_texts(merged))

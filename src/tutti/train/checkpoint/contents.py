@@ -38,6 +38,7 @@ class StateKind(StrEnum):
     WEIGHT = "weight"
     MEAN = "mean"
     SQUARE = "square"
+    AVERAGE = "average"  # of the weights of many steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class KeptPieces:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._found: list[Piece] = []
+        self._pieces: list[Piece] = []
         self._places: list[int] | None = None
 
     def now(self) -> list[Piece]:
@@ -94,8 +95,8 @@ class KeptPieces:
             block = span.blocks[0]
             places.append(self._engine.tensors[block.unit, block.name].view.data_ptr())
         if places != self._places:
-            self._found, self._places = kept_pieces(self._engine), places
-        return self._found
+            self._pieces, self._places = kept_pieces(self._engine), places
+        return self._pieces
 
 
 def _at(state: SpanState) -> Iterator[int]:
@@ -172,6 +173,7 @@ def _sources(state: SpanState, *, writable: bool) -> _Sources:
         StateKind.WEIGHT: optimizer.master,
         StateKind.MEAN: optimizer.numbers("mean", writable=writable),
         StateKind.SQUARE: optimizer.numbers("square", writable=writable),
+        StateKind.AVERAGE: optimizer.average,
     }
 
 
@@ -252,6 +254,7 @@ def _fixed_pieces(
 def expected_keys(engine: Engine) -> dict[str, int]:
     """Return every key that a complete checkpoint of this job has, with its number of elements."""
     moments = [StateKind(name) for name in MOMENTS[engine.plan.job.optimizer]]
+    moments += [StateKind.AVERAGE] if engine.plan.job.average else []
     sizes: dict[str, int] = {}
     for unit, parameter in itertools.chain.from_iterable(
         ((unit, parameter) for parameter in engine.spec.parameters(unit))

@@ -22,6 +22,7 @@ from tutti.huggingface.conversion import Conversion, export
 from tutti.huggingface.dtypes import BY_NAME, Dtype
 from tutti.huggingface.pieces import Bounds
 from tutti.huggingface.side_files import plain_paths
+from tutti.huggingface.surgery.scores import scoring_texts
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
 from tutti.models.spec import ModelSpec
@@ -43,8 +44,13 @@ _MOST_CHUNKS = 4  # that are held: blocks of one tensor are read in order
 class SavedModel(Checkpoint):
     """The weights of a training checkpoint, by our names."""
 
-    def __init__(self, checkpoint: Path, *, like: Path | None = None) -> None:
-        """Open a checkpoint; `like` holds config.json and the tokenizer where it has none."""
+    def __init__(
+        self, checkpoint: Path, *, like: Path | None = None, averaged: bool = False
+    ) -> None:
+        """Open a checkpoint; `like` holds config.json and the tokenizer where it has none.
+
+        `averaged`: the mean of the weights of many steps, where it has one.
+        """
         manifest = read_manifest(checkpoint)
         spec = build(ModelSpec, dict(manifest.model), Place(str(checkpoint / MANIFEST)))
         beside = like or checkpoint / MODEL_FOLDER
@@ -56,10 +62,14 @@ class SavedModel(Checkpoint):
         super().__init__(beside, spec)
         self.checkpoint, self.manifest = checkpoint, manifest
         self._stored = read_metadata(checkpoint, manifest.files)
+        self._averaged = averaged
         self._held: OrderedDict[Chunk, Tensor] = OrderedDict()
 
     def _tensor(self, name: str) -> Stored:
         key = f"{StateKind.WEIGHT}/{self.owner(name)}"
+        mean = f"{StateKind.AVERAGE}/{self.owner(name)}"
+        if self._averaged and mean in self._stored:  # of what is not trained there is none
+            return self._stored[mean]
         if key not in self._stored:
             raise InputError(f"{self.checkpoint}: holds no weights of '{self.owner(name)}'")
         return self._stored[key]
@@ -135,6 +145,7 @@ def export_hf(
     *,
     like: Path | None = None,
     dtype: Dtype | None = None,
+    averaged: bool = False,
     progress: Callable[[str, int, int], None] = lambda _doing, _done, _whole: None,
 ) -> Conversion:
     """Write a checkpoint, or the latest of a run's folder, as a Hugging Face folder.
@@ -146,10 +157,11 @@ def export_hf(
     problem = damage(checkpoint, thorough=True)
     if problem is not None:
         raise DamagedError(problem)
-    source = SavedModel(checkpoint, like=like)
+    source = SavedModel(checkpoint, like=like, averaged=averaged)
     kept = TORCH_DTYPES[source.manifest.precision.parameters]
     wanted = dtype or BY_NAME[str(kept).removeprefix("torch.")]
-    return export(source, target, dtype=wanted, progress=progress)
+    texts = scoring_texts(source, wanted)
+    return export(source, target, dtype=wanted, texts=texts, progress=progress)
 
 
 def load_hf(engine: Engine, folder: Path, *, seed: int = 0) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from tutti.errors import InputError
 from tutti.models.tuning import is_adapter
-from tutti.nn.initialize import begin_magnitudes, first_factor
+from tutti.nn.initialize import DEVIATION, begin_magnitudes, first_factor, normal
 from tutti.nn.quantised import fill_narrow
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
@@ -45,6 +45,7 @@ class WantedState:
     stored: Mapping[str, Stored]
     targets: Mapping[str, list[Target]]
     notes: list[str]  # what a person should know of it, a line each
+    begins_average: bool = False  # the weights' mean is not there: it begins as they are
 
 
 @torch.no_grad()
@@ -55,9 +56,14 @@ def prepare_state(
     stored = parse_metadata(files.place, files.read(METADATA, manifest.files), manifest.files)
     notes: dict[str, None] = {}  # ordered, each once
     targets: dict[str, list[Target]] = {}
+    begins_average = False
     for piece in kept_pieces(engine):
         if piece.copy and piece.kind is not StateKind.WEIGHT:
             piece.memory.zero_()  # the owner's end has them
+            continue
+        if piece.key not in stored and piece.kind is StateKind.AVERAGE:
+            notes[f"checkpoint {files.name}: no mean of weights in it; it begins at them"] = None
+            begins_average = True
             continue
         if piece.key not in stored:
             if piece.kind is StateKind.WEIGHT:
@@ -75,7 +81,9 @@ def prepare_state(
         if saved.dtype != piece.memory.dtype:
             notes[_conversion(files.name, piece, saved)] = None
         targets.setdefault(piece.key, []).append((piece.rectangle, piece.memory))
-    return WantedState(stored=stored, targets=targets, notes=list(notes))
+    return WantedState(
+        stored=stored, targets=targets, notes=list(notes), begins_average=begins_average
+    )
 
 
 @torch.no_grad()
@@ -95,6 +103,8 @@ def fill_state(
         shared = shared or SharedReads(None)
         read_shared(files, shared, wanted.stored, wanted.targets)
         num_bytes = shared.read_bytes
+    if wanted.begins_average:
+        begin_averages(engine)
     engine.follow_masters()
     return num_bytes
 
@@ -103,28 +113,45 @@ def fill_state(
 def load_weights(engine: Engine, source: Checkpoint, *, seed: int = 0) -> None:
     """Fill an engine with a model's weights, as a run begins: no moments, step 0.
 
-    Adapters, which the model does not have, begin by the seed.
+    Adapters and a reward model's score, which the model does not have, begin by the seed.
     """
-    if source.spec.fingerprint != engine.spec.untuned.fingerprint:
+    wanted = engine.spec.untuned.fingerprint
+    as_scores = engine.spec.head.scores and not source.spec.head.scores
+    held = source.spec.with_scores() if as_scores else source.spec
+    if held.fingerprint != wanted:
         raise InputError(
             f"{source.folder}: holds a {source.spec.name} that differs from the planned "
             f"{engine.spec.name}; plan again for this folder"
         )
+    score = f"{engine.spec.head_unit}.score.weight"
+    parameter = engine.spec.parameters(engine.spec.head_unit)[-1]
     fill_narrow(
         engine.model, lambda name, _, slices: source.read(name, slices), engine.accelerator.device
     )
     for piece in kept_pieces(engine, most_bytes=MOST_PIECE_BYTES, frozen=True):
         if is_adapter(piece.name) and piece.kind is StateKind.WEIGHT:
             continue
-        if piece.kind is StateKind.WEIGHT:
+        if piece.kind is StateKind.WEIGHT and as_scores and piece.name == score:
+            drawn = normal(seed, score, parameter, piece.rectangle.slices)
+            piece.memory.copy_(drawn * DEVIATION)
+        elif piece.kind is StateKind.WEIGHT:
             piece.memory.copy_(source.read(piece.name, piece.rectangle.slices))
             source.drop()
         else:
             piece.memory.zero_()
     if engine.spec.tuning is not None and engine.spec.tuning.adapter is not None:
         begin_adapters(engine, seed)
+    begin_averages(engine)
     engine.follow_masters()
     engine.step_number = 0
+
+
+@torch.no_grad()
+def begin_averages(engine: Engine) -> None:
+    """Let the mean of the weights, if one is kept, be the weights as they are."""
+    for state in engine.parameters.all_states():
+        if state.optimizer.average is not None:
+            state.optimizer.average.copy_(state.read_kept(0, state.num_kept))
 
 
 @torch.no_grad()

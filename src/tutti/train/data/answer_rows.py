@@ -97,9 +97,14 @@ class AnswerRows:
         starts = self._store.offsets[documents].tolist()
         sizes = self._sizes[examples][:, list(sides)].reshape(-1).tolist()
         spans = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-        return whole_documents(
+        row = whole_documents(
             self._store, documents, spans, self.length, self._pad, self._vocabulary
         )
+        if self._store.margins is None:
+            return row
+        margins = self._store.margins[documents].tolist()
+        margins += [0.0] * (len(row.lengths) - len(margins))
+        return replace(row, references=tuple(margins))
 
 
 def _cut(whole: NDArray[np.int64], length: int, *, paired: bool) -> NDArray[np.int64]:

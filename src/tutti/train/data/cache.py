@@ -166,6 +166,7 @@ def _build(
             work.dtype,
             supervised=shape.form is not Form.TEXT,
             weighted=bool(shape.weight) or shape.documents > 1,
+            margins=bool(shape.margin),
             group=shape.documents,
         )
         if not facts.tokens:

@@ -59,6 +59,7 @@ class SourceConfig:
     completion: str = "completion"
     chosen: str = "chosen"
     rejected: str = "rejected"
+    margin: str = "margin"  # by how much the chosen answer is better; may be absent
     label: str = "label"
     tools: str = "tools"
     row_weight: str = ""  # the field that holds a row's weight

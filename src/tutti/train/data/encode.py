@@ -35,6 +35,7 @@ class Encoded:
     supervised: NDArray[np.bool_] | None
     skipped: int  # records without text, or without a token that has a loss
     weights: NDArray[np.float32] | None = None  # of each document; None: all one
+    margins: NDArray[np.float32] | None = None  # of each document; None: there are none
 
 
 def holds_prompts(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> bool:
@@ -85,6 +86,7 @@ def shape_of(source: SourceConfig, kind: SourceKind, files: Sequence[Path]) -> S
         loss=source.loss,
         weight=source.row_weight,
         tools=source.tools if form is Form.CHAT and source.tools in known else "",
+        margin=source.margin if form is Form.PREFERENCES and source.margin in known else "",
         skip=source.broken == "skip",
     )
 
@@ -127,19 +129,21 @@ def encode(
     end: bool,
 ) -> Encoded:
     """Return the tokens of a piece."""
-    wanted = (*shape.fields, *filter(None, (shape.weight, shape.tools)))
+    wanted = (*shape.fields, *filter(None, (shape.weight, shape.tools, shape.margin)))
     records = reader_of(kind, blocks=blocks).records(piece, wanted)
     if shape.form is Form.TEXT:
         return _texts(records, shape, tokenizer, end=end)
     encoded = list(examples(records, shape, tokenizer, end=end))
     documents = [document for example in encoded for document in example]
     weights = np.asarray([document.weight for document in documents], np.float32)
+    margins = np.asarray([document.margin for document in documents], np.float32)
     return Encoded(
         tokens=_joined([document.tokens for document in documents]),
         lengths=np.asarray([len(document.tokens) for document in documents], np.int64),
         supervised=np.concatenate([*(d.supervised for d in documents), np.zeros(0, np.bool_)]),
         skipped=sum(not example for example in encoded),
         weights=weights if shape.weight or shape.documents > 1 else None,
+        margins=margins if shape.margin else None,
     )
 
 

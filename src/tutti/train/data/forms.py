@@ -7,7 +7,7 @@ with the answer of the record before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Shape:
     loss: str = "answers"  # of supervised forms: which tokens have one
     weight: str = ""  # the field that holds a record's weight
     tools: str = ""  # the field that holds the tools of a conversation
+    margin: str = ""  # the field that holds by how much the chosen answer is better
     skip: bool = False  # records that cannot be trained on
 
     @property
@@ -53,6 +54,7 @@ class Document(NamedTuple):
     tokens: Ids
     supervised: NDArray[np.bool_]
     weight: float
+    margin: float = 0.0  # of a chosen answer: by how much it is better
 
     @property
     def has_loss(self) -> bool:
@@ -139,6 +141,8 @@ class _Maker:
                 f"{record.place()}: '{chosen}' and '{rejected}' are the same answer, so nothing is "
                 "preferred; mend the row, or leave such rows out with broken: skip"
             )
+        if self._shape.margin:
+            pair[0] = pair[0]._replace(margin=_margin(record, self._shape.margin))
         return tuple(pair) if weight else ()
 
     def _judged(self, record: Record, weight: float) -> tuple[Document, ...]:
@@ -161,22 +165,28 @@ class _Maker:
     def _answered(
         self, record: Record, prompt: object, answer: object
     ) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return prompt and answer, of texts or of messages; the loss is on the answer."""
-        if isinstance(answer, str) or answer is None:
-            if not isinstance(prompt, str):
-                raise InputError(
-                    f"{record.place()}: the answer is text, but the prompt is {shown(prompt)}; "
-                    "give both as text, or both as messages"
-                )
-            return _pair(prompt, answer or "", self._tokenizer, end=self._end)
-        messages: list[Message] = []
-        if isinstance(prompt, str):
-            messages.append({"role": "user", "content": prompt})
-        elif prompt is not None:
-            messages += messages_of(prompt, record.place)
-        messages += messages_of(answer, record.place)
-        tokens, mask = encode_chat(self._tokenizer, messages, record.place)
-        return tokens, _wanted(mask, "last")
+        return answered(self._tokenizer, prompt, answer, record.place, end=self._end)
+
+
+def answered(
+    tokenizer: Tokenizer, prompt: object, answer: object, place: Callable[[], str], *, end: bool
+) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return prompt and answer, of texts or of messages; the loss is on the answer."""
+    if isinstance(answer, str) or answer is None:
+        if not isinstance(prompt, str):
+            raise InputError(
+                f"{place()}: the answer is text, but the prompt is {shown(prompt)}; "
+                "give both as text, or both as messages"
+            )
+        return _pair(prompt, answer or "", tokenizer, end=end)
+    messages: list[Message] = []
+    if isinstance(prompt, str):
+        messages.append({"role": "user", "content": prompt})
+    elif prompt is not None:
+        messages += messages_of(prompt, place)
+    messages += messages_of(answer, place)
+    tokens, mask = encode_chat(tokenizer, messages, place)
+    return tokens, _wanted(mask, "last")
 
 
 def tools_of(value: object, record: Record) -> list[dict[str, Any]] | None:
@@ -257,6 +267,13 @@ def _weight(record: Record, name: str) -> float:
         raise InputError(
             f"{record.place()}: '{name}' is {shown(value)}; expected a weight of 0 or more"
         )
+    return float(value)
+
+
+def _margin(record: Record, name: str) -> float:
+    value = _value(record, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:
+        raise InputError(f"{record.place()}: '{name}' is {shown(value)}; expected a number")
     return float(value)
 
 

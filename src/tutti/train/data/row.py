@@ -28,7 +28,8 @@ class Row:
     targets: Tokens
     lengths: tuple[int, ...]  # of the documents in it; their sum is S
     weights: tuple[float, ...] = ()  # of the documents, padding's 0; none: all one
-    references: tuple[float, ...] = ()  # log-probabilities of answers by a reference model
+    # what answers are held against: log-probabilities by a reference model, or pairs' margins
+    references: tuple[float, ...] = ()
 
 
 class Rows(Protocol):

@@ -1,7 +1,8 @@
 """`TokenStore`: all tokens of a source in one memory-mapped file, and where documents begin.
 
 A store is a folder: `tokens.bin` (uint16 or uint32), `offsets.npy`, `supervised.bin` (a bit per
-token, of supervised sources), `weights.bin` (of documents, where they have some) and `store.json`.
+token, of supervised sources), `weights.bin` and `margins.bin` (of documents, where they have some)
+and `store.json`.
 It is written part by part, whole documents each, and joined in order, so that the result does not
 depend on how many processes wrote.
 """
@@ -38,6 +39,7 @@ class StoreFacts:
     skipped: int  # records without text, or without a token that has a loss
     digest: str  # of the tokens, their documents and masks
     weighted: bool = False
+    margins: bool = False
     group: int = 1  # documents of an example
 
 
@@ -55,9 +57,10 @@ class TokenStore:
         largest: int | None,
         skipped: int = 0,
         weights: NDArray[np.float32] | None = None,
+        margins: NDArray[np.float32] | None = None,
         group: int = 1,
     ) -> None:
-        self.weights, self.group = weights, group
+        self.weights, self.margins, self.group = weights, margins, group
         self.tokens, self.offsets, self._supervised = tokens, offsets, supervised
         self.name, self.digest, self.largest, self.skipped = name, digest, largest, skipped
 
@@ -74,13 +77,15 @@ class TokenStore:
                 np.memmap(folder / "supervised.bin", np.uint8, "r") if facts.supervised else None
             )
             weights = np.fromfile(folder / "weights.bin", np.float32) if facts.weighted else None
+            margins = np.fromfile(folder / "margins.bin", np.float32) if facts.margins else None
         except (OSError, ValueError, InputError) as error:
             raise InputError(
                 f"{folder}: the cached tokens are damaged ({error}); remove the folder"
             ) from None
         return cls(
             tokens, offsets, supervised, name=name, digest=facts.digest,
-            largest=facts.largest, skipped=facts.skipped, weights=weights, group=facts.group,
+            largest=facts.largest, skipped=facts.skipped, weights=weights, margins=margins,
+            group=facts.group,
         )  # fmt: skip
 
     @property
@@ -116,6 +121,8 @@ def write_part(folder: Path, number: int, encoded: Encoded, dtype: str) -> None:
         Path(f"{stem}.supervised").write_bytes(encoded.supervised.data)
     if encoded.weights is not None:
         Path(f"{stem}.weights").write_bytes(encoded.weights.data)
+    if encoded.margins is not None:
+        Path(f"{stem}.margins").write_bytes(encoded.margins.data)
     facts = {"largest": int(encoded.tokens.max(initial=-1)), "skipped": encoded.skipped}
     Path(f"{stem}.json").write_text(json.dumps(facts), encoding="utf-8")
 
@@ -127,12 +134,14 @@ def join(
     *,
     supervised: bool,
     weighted: bool = False,
+    margins: bool = False,
     group: int = 1,
 ) -> StoreFacts:
     """Make the store out of its parts, which are removed on the way."""
     digest = hashlib.blake2b(digest_size=16)
     lengths: list[NDArray[np.int64]] = []
-    weights: list[NDArray[np.float32]] = [np.zeros(0, np.float32)]
+    numbers = [name for name, has in (("weights", weighted), ("margins", margins)) if has]
+    of_documents = {name: [np.zeros(0, np.float32)] for name in numbers}
     largest, skipped = -1, 0
     bits = _BitWriter(folder / "supervised.bin") if supervised else None
     with (folder / "tokens.bin").open("wb") as tokens:
@@ -145,11 +154,11 @@ def join(
                     tokens.write(block)
             if bits is not None:
                 bits.append(np.fromfile(f"{stem}.supervised", np.bool_))
-            if weighted:
-                weights.append(np.fromfile(f"{stem}.weights", np.float32))
+            for name, parts in of_documents.items():
+                parts.append(np.fromfile(f"{stem}.{name}", np.float32))
             facts = json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))
             largest, skipped = max(largest, facts["largest"]), skipped + facts["skipped"]
-            for ending in ("tokens", "lengths", "supervised", "weights", "json"):
+            for ending in ("tokens", "lengths", "supervised", *numbers, "json"):
                 Path(f"{stem}.{ending}").unlink(missing_ok=True)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)]))])
     offsets = offsets.astype(np.int64)
@@ -157,13 +166,13 @@ def join(
     digest.update(offsets.tobytes())
     if bits is not None:
         digest.update(bits.close())
-    if weighted:
-        (folder / "weights.bin").write_bytes(np.concatenate(weights).data)
-        digest.update(np.concatenate(weights).tobytes())
+    for name, parts in of_documents.items():
+        (folder / f"{name}.bin").write_bytes(np.concatenate(parts).data)
+        digest.update(np.concatenate(parts).tobytes())
     made = StoreFacts(
         format=FORMAT, dtype=dtype, tokens=int(offsets[-1]), documents=len(offsets) - 1,
         largest=largest, supervised=supervised, skipped=skipped, digest=digest.hexdigest(),
-        weighted=weighted, group=group,
+        weighted=weighted, margins=margins, group=group,
     )  # fmt: skip
     (folder / "store.json").write_text(json.dumps(asdict(made)))
     return made

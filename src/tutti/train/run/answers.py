@@ -39,8 +39,9 @@ class AnswerSamples:
         if isinstance(self.order, ValidationRows) and sample >= self.order.num_rows:
             return self.order.blank
         part, row = self.order.found(sample)
-        known = self.references.get((part.number, row, self.other), ())
-        return replace(row_at(part, row, other=self.other), references=tuple(known))
+        found = row_at(part, row, other=self.other)
+        known = self.references.get((part.number, row, self.other))
+        return found if known is None else replace(found, references=tuple(known))
 
 
 class AnswerLoss:

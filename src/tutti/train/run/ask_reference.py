@@ -25,10 +25,10 @@ from tutti.train.data.opening import PackedData
 from tutti.train.data.order import DataPart
 from tutti.train.data.row import Row, blank_row
 from tutti.train.engine.engine import Engine
+from tutti.train.engine.samples import sample_indices
 from tutti.train.run.answers import Key, Order, row_at
 from tutti.train.run.build_rank import begin_reference
 from tutti.train.run.rank_context import RankContext
-from tutti.train.run.samples import sample_indices
 
 REFERENCE_FILE = "reference.json"
 

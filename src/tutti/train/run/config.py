@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from tutti import files
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, Seconds, build, plain
 from tutti.errors import InputError
+from tutti.models.distillation import Distillation
 from tutti.models.objective import Objective
 from tutti.models.tuning import Tuning
 from tutti.plan.job import OptimizerName
@@ -70,6 +71,15 @@ class OptimizerConfig:
             final_share=self.final_share,
             first=self.first_step,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageConfig:
+    """A running mean of the weights, which is saved beside them and validated with."""
+
+    decay: Annotated[float, Above(0), AtMost(0.9999999)] = 0.999
+    every: Count = 1  # steps
+    start: Natural = 0  # steps in which the mean is the weights themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +214,9 @@ class TrainConfig:
     job: JobConfig = field(default_factory=JobConfig)
     tuning: Tuning | None = None  # what is trained: adapters, or all but what is frozen
     objective: Objective | None = None  # what for, if not the next token: which answer is better
+    distillation: Distillation | None = None  # from a teacher's probabilities
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    average: AverageConfig | None = None  # of weights, over steps
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     evaluate: EvaluateConfig | None = None
@@ -230,6 +242,21 @@ class TrainConfig:
                 f"'elastic' and {self.objective.kind}: answers that are being sampled are not "
                 "kept when ranks are lost; leave 'elastic' out, and go on with --resume"
             )
+        if self.distillation is not None and self.objective is not None:
+            raise ValueError(
+                f"'distillation' is a loss of tokens, objective {self.objective.kind} one of whole "
+                "answers; choose one"
+            )
+        if self.distillation is not None and self.elastic is not None:
+            raise ValueError(
+                "'elastic' and 'distillation': a teacher is not brought to the ranks that are "
+                "left; leave 'elastic' out, and go on with --resume"
+            )
+        if self.average is not None and self.elastic is not None:
+            raise ValueError(
+                "'elastic' and 'average': the mean of weights is not brought to the ranks that are "
+                "left; leave one of the two out"
+            )
         if self.evaluate is not None and self.elastic is not None and self.evaluate.every:
             raise ValueError("'evaluate.every' and 'elastic': evaluate after the run instead")
         if self.objective is not None and self.balance_loss == "on":
@@ -250,6 +277,7 @@ class TrainConfig:
             plan=None if self.plan is None else _from(folder, self.plan),
             data=data_from(folder, self.data),
             objective=self._objective_from(folder),
+            distillation=self._distillation_from(folder),
             evaluate=self._evaluate_from(folder),
             job=dataclasses.replace(
                 self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
@@ -267,6 +295,10 @@ class TrainConfig:
             sampling = dataclasses.replace(sampling, rewards=rewards)
         reference = _from(folder, given.reference) if given.reference else ""
         return dataclasses.replace(given, reference=reference, sampling=sampling)
+
+    def _distillation_from(self, folder: Path) -> Distillation | None:
+        given = self.distillation
+        return given and dataclasses.replace(given, teacher=_from(folder, given.teacher))
 
     def _evaluate_from(self, folder: Path) -> EvaluateConfig | None:
         given = self.evaluate

@@ -13,7 +13,7 @@ from typing import Any
 
 from tutti.errors import TuttiError
 from tutti.huggingface.workspace import partial_of
-from tutti.observe.folder import ADAPTER, CHECKPOINTS, EXPORT
+from tutti.observe.folder import ADAPTER, AVERAGED, CHECKPOINTS, EXPORT
 from tutti.train.checkpoint import Checkpointer, Progress, export_hf
 from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.checkpoint.folders import find_best, folder_name, newest_first
@@ -147,7 +147,12 @@ def _writers(
     """Return what writes each folder of the trained model, by its name."""
     tuning = context.spec.tuning
     if tuning is None or tuning.adapter is None:
-        return {EXPORT: lambda fresh: export_hf(checkpoint, fresh)}
+        whole: dict[str, Callable[[Path], object]] = {
+            EXPORT: lambda fresh: export_hf(checkpoint, fresh)
+        }
+        if context.plan.job.average:
+            whole[AVERAGED] = lambda fresh: export_hf(checkpoint, fresh, averaged=True)
+        return whole
     from tutti.train.checkpoint.adapters import export_adapter, export_merged
 
     writers: dict[str, Callable[[Path], object]] = {

@@ -18,10 +18,12 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import has_bf16, is_cpu, local_cluster
 from tutti.hardware.profile import Profile, shipped_profiles
 from tutti.huggingface.peft.layers import fused_layers
+from tutti.models.distillation import teacher_model
 from tutti.models.load import load_model
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import Tuning, matches
 from tutti.observe.folder import PLAN_FILE, RUN_FILE
+from tutti.ownership.buckets import tied_apart
 from tutti.plan.check import require_valid
 from tutti.plan.files import load_plan, refer_to_model, save_plan
 from tutti.plan.plan import Plan
@@ -36,6 +38,7 @@ from tutti.simulate.estimate import Estimate, estimate, with_forward_before
 from tutti.train.run.claim import make_folder
 from tutti.train.run.config import AUTO, JobConfig, OptimizerConfig, TrainConfig
 
+SCORE = "score.*"  # of a reward model's head, which an adapter's base does not have
 STEPS_FILE = "steps.json"  # of a folder with the steps that ranks kept for `tutti align`
 
 
@@ -96,7 +99,7 @@ def prepare(config: TrainConfig, report: Report = silent) -> Job:
     if config.plan is not None:
         return prepared(config, load_plan(Path(config.plan)))
     spec = load_model(config.model)
-    planned = tuned(spec.with_training(answers=config.objective is not None), config.tuning)
+    planned = trained(spec, config, plain=True)
     return prepared(config, _searched(config, planned, cluster_of(config), report), spec)
 
 
@@ -128,6 +131,7 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
     optimizer = config.optimizer
     if optimizer.name is not None and optimizer.name != plan.job.optimizer:
         plan = replace(plan, job=replace(plan.job, optimizer=optimizer.name))
+    plan = _averaging(plan, spec, config)
     _require_named(optimizer, spec)
     if config.measure.noise_every and not plan.job.optimizer.startswith("adamw"):
         raise InputError(
@@ -136,6 +140,19 @@ def prepared(config: TrainConfig, plan: Plan, spec: ModelSpec | None = None) -> 
         )
     require_valid(plan, spec, cluster)
     return Job(config=config, plan=plan, spec=spec, cluster=cluster)
+
+
+def _averaging(plan: Plan, spec: ModelSpec, config: TrainConfig) -> Plan:
+    """Return the plan with a mean of weights or without, as the job says."""
+    wanted = config.average is not None
+    if wanted and spec.tuning is not None and spec.tuning.adapter is not None:
+        raise InputError("average: of adapters no mean is kept; leave it out, or train all weights")
+    if wanted and config.validation.every and tied_apart(plan):
+        raise InputError(
+            "average: the tied table lies on two stages of this plan, and validation with the mean "
+            "would need it on both; leave validation.every out, or plan with max_stages: 1"
+        )
+    return replace(plan, job=replace(plan.job, average=wanted))
 
 
 def _require_named(optimizer: OptimizerConfig, spec: ModelSpec) -> None:
@@ -147,15 +164,36 @@ def _require_named(optimizer: OptimizerConfig, spec: ModelSpec) -> None:
             raise InputError(f"optimizer.tensors: '{pattern}' is no tensor; {hint(pattern, known)}")
 
 
-def trained(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
-    """Return the model with what of it is trained as the job says, else as its own config does."""
+def trained(spec: ModelSpec, config: TrainConfig, *, plain: bool = False) -> ModelSpec:
+    """Return the model with what of it is trained as the job says, else as its own config does.
+
+    A `plain` one is planned for: without what changes no price.
+    """
+    objective, tuning = config.objective, config.tuning
+    if objective is not None and objective.gives_scores:
+        found = spec.with_scores()
+        if tuning is not None and tuning.adapter is not None and SCORE not in tuning.trained:
+            tuning = replace(tuning, trained=(*tuning.trained, SCORE))  # it begins at random
+    elif spec.head.scores:
+        raise InputError(
+            f"{config.model}: is a reward model and predicts no tokens; train it with objective: "
+            "{kind: reward}, or name a model that does"
+        )
+    else:
+        found = spec.with_training(answers=objective is not None)
+    how = config.distillation
+    if how is not None:
+        teacher = teacher_model(how, found)
+        found = replace(found, taught=True, teacher=None if how.stored else teacher)
+    if plain:
+        return tuned(found, tuning)
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    wanted = spec.with_training(
-        balance=balance if config.objective is None else False,
+    found = found.with_training(
+        balance=balance if objective is None else False,
         padding=config.padding_row == "trained",
-        answers=config.objective is not None,
+        answers=found.answers,
     )
-    return tuned(wanted, config.tuning)
+    return tuned(found, tuning)
 
 
 def tuned(spec: ModelSpec, tuning: Tuning | None) -> ModelSpec:
@@ -252,6 +290,7 @@ def problem_of(config: TrainConfig, spec: ModelSpec, cluster: Cluster) -> Proble
         ),
         sources=sources_of(job),
         optimizer=config.optimizer.name or "adamw",
+        average=config.average is not None,
     )
 
 

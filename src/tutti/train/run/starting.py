@@ -11,6 +11,7 @@ from pathlib import Path
 from tutti.elastic.journal import GENERATION
 from tutti.errors import InputError
 from tutti.observe.folder import (
+    AVERAGED,
     CHECKPOINTS,
     EVALUATIONS,
     EXPORT,
@@ -178,7 +179,7 @@ def clear_run(folder: Path, url: str = "") -> None:
     if url and (remote := RemoteRun(url)).newest_first():
         remote.write_index([])
     clear(folder / CHECKPOINTS)
-    for name in (EXPORT, TENSORBOARD):
+    for name in (EXPORT, AVERAGED, TENSORBOARD):
         shutil.rmtree(folder / name, ignore_errors=True)
     # but for the numbers of the last generations: whoever is left of the old run stays fenced
     elastic = [path for path in folder.glob("elastic/*") if not path.name.startswith(GENERATION)]

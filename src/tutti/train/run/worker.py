@@ -13,8 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tutti.accelerator.reference.optimizer import AdamSettings, TensorSettings
+from tutti.accelerator.reference.optimizer import (
+    AdamSettings,
+    AverageSettings,
+    TensorSettings,
+)
 from tutti.errors import TuttiError
+from tutti.models.distillation import Distillation
 from tutti.observe.record import StepRecord
 from tutti.ranks.devices import open_chip
 from tutti.ranks.events import Events
@@ -23,7 +28,9 @@ from tutti.simulate.estimate import Estimate
 from tutti.train.checkpoint import Processes, Progress
 from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
 from tutti.train.data.opening import PackedData
+from tutti.train.engine.averages import averaged
 from tutti.train.engine.engine import Batches, Engine
+from tutti.train.engine.samples import sample_indices
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.evaluation.on_rank import RankEvaluations
 from tutti.train.run.answers import AnswerLoss, Order
@@ -44,15 +51,14 @@ from tutti.train.run.rank_context import RankContext
 from tutti.train.run.rings import open_ring, sample_host
 from tutti.train.run.rollouts import Rollouts, find_rollouts
 from tutti.train.run.safety import Built, explain_memory, hardware_differences
-from tutti.train.run.samples import sample_indices
 from tutti.train.run.starting import Resume
 from tutti.train.run.step_tensors import StepTensors
+from tutti.train.run.teaching import Teaching
 from tutti.train.run.tracing import Tracer
 from tutti.train.sync.comm_links import CommLinks
 
 Load = Callable[["Worker"], Progress]  # fills the engine; says how far the run is
 StepBatches = Callable[[int], Batches]
-
 
 PAUSE = 1 << 20  # what a rank adds to the sum of signals to let all pause; stopping adds 1
 
@@ -147,6 +153,8 @@ class Worker:
             context, self.engine, joined.comm, self.feeder, self.data
         )
         self.answers = self._answers()
+        how = context.config.distillation
+        self.teaching = None if how is None else self._teaching(how)
         self.progress = load(self)
         self.evaluations.recall(self.progress.step)
         self.after_step: Callable[[], None] = lambda: None  # when a step is in the progress
@@ -166,6 +174,9 @@ class Worker:
             feed = Asked(self.context, self.engine, self.joined.saving, self.feeder)
             references = feed.references(self.data, objective)
         return AnswerLoss(objective, references)
+
+    def _teaching(self, how: Distillation) -> Teaching:
+        return Teaching(how, self.context, self.engine, self.joined.saving, self.data, self.feeder)
 
     def _rollouts(self, stack: ExitStack) -> Rollouts | None:
         """Return who samples answers, if the model is to learn from its own."""
@@ -201,7 +212,8 @@ class Worker:
         if self.rollouts is not None:
             return self.rollouts.step
         if given is None:
-            return stack.enter_context(self.feeder(order, first, last)).step
+            fed = stack.enter_context(self.feeder(order, first, last)).step
+            return fed if self.teaching is None else self.teaching.steps(order, fed)
         own = stack.enter_context(
             self.feeder(given.samples(order), first, last, answers=given.make)
         )
@@ -316,20 +328,17 @@ class Worker:
 
     def _settings(self, rate: float) -> AdamSettings:
         """Return the optimizer's constants at a learning rate."""
-        given = self.context.config.optimizer
+        given, mean = self.context.config.optimizer, self.context.config.average
         return AdamSettings(
-            learning_rate=rate,
-            beta1=given.beta1,
-            beta2=given.beta2,
-            eps=given.epsilon,
-            weight_decay=given.weight_decay,
-            decay_vectors=given.decay_vectors,
+            learning_rate=rate, beta1=given.beta1, beta2=given.beta2, eps=given.epsilon,
+            weight_decay=given.weight_decay, decay_vectors=given.decay_vectors,
             momentum=given.momentum,
+            average=None if mean is None else AverageSettings(**dataclasses.asdict(mean)),
             tensors=tuple(
                 TensorSettings(match=own.match, rate=own.rate, weight_decay=own.weight_decay)
                 for own in given.tensors
             ),
-        )
+        )  # fmt: skip
 
     def _check(self, step: int, result: StepResult) -> None:
         """Stop at numbers that are not finite, and say where they began."""
@@ -376,6 +385,7 @@ class Worker:
         count = min(self.context.config.validation.steps, most)
         total, divisor = 0.0, 0
         with ExitStack() as stack:
+            stack.enter_context(averaged(self.engine))
             batches = self.steps(rows, 0, count, stack)
             for number in range(count):
                 answer = self.engine.evaluate(batches(number))

@@ -23,7 +23,7 @@ from tutti.models.parameters import Parameter
 from tutti.ownership.ownership import Block
 from tutti.ranks.links import Links
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.train.state.matrix_rule import is_matrix, matrix_ranks
+from tutti.train.state.matrix_rule import matrix_ranks
 from tutti.train.state.state import SpanState
 
 SCALE = 0.2  # of an orthogonal matrix, times √ of its longer side: as large as AdamW's steps
@@ -72,7 +72,7 @@ class Matrices:
         self._parts: dict[tuple[int, str], list[_Part]] = {}
         for state in states:
             for part, parameter in _blocks(state):
-                if is_matrix(parameter):
+                if parameter.is_matrix:
                     if state.optimizer.homes:
                         raise InputError(
                             "plan: muon asks for the momentum before the step, but unit "

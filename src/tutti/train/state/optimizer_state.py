@@ -23,12 +23,13 @@ class OptimizerState:
     homes: Mapping[str, HostCopy] = field(default_factory=dict)
     mean_scales: Tensor | None = None  # where moments are codes of 8 bits
     square_scales: Tensor | None = None
+    average: Tensor | None = None  # the running mean of the weights
     _opened: dict[str, Tensor] = field(default_factory=dict)  # to be written by somebody
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what there is, by name, to be read and written between steps."""
         self.settle()
-        names = ("master", "mean", "square", "mean_scales", "square_scales")
+        names = ("master", "mean", "square", "mean_scales", "square_scales", "average")
         named = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 

@@ -26,7 +26,6 @@ from tutti.nn.storage import Logical
 from tutti.ownership.ownership import Block, Span
 from tutti.plan.job import CODE_BLOCK, EIGHT_BIT, MOMENTS, Precision
 from tutti.train.state.host_vectors import HostCopy
-from tutti.train.state.matrix_rule import is_matrix
 from tutti.train.state.optimizer_state import OptimizerState
 from tutti.train.state.span_gradients import Away, SpanGradients
 from tutti.train.state.weight_decay import by_settings
@@ -70,6 +69,7 @@ class SpanState(SpanGradients):
         away: Away,
         *,
         shared: bool,
+        average: bool = False,
     ) -> None:
         super().__init__(
             span, rank, level, tensors, TORCH_DTYPES[precision.gradients], accelerator, away,
@@ -79,10 +79,11 @@ class SpanState(SpanGradients):
         self._master = None if precision.master is None else TORCH_DTYPES[precision.master]
         self._moments = TORCH_DTYPES[precision.moments]
         self._rule = optimizer  # by which weights move
+        self._averages = average and not span.copied
         self._matrices = {
             (block.unit, block.name)
             for block, parameter in zip(span.blocks, self.parameters, strict=True)
-            if optimizer == "muon" and is_matrix(parameter)
+            if optimizer == "muon" and parameter.is_matrix
         }
         self.optimizer = self._new_state(optimizer)
         self.direction: Tensor | None = None  # of the kept elements, where matrices have one (Muon)
@@ -113,6 +114,8 @@ class SpanState(SpanGradients):
                 sizes[f"{name}_scales"] = scales, torch.float32
             dtype = code_dtype(name) if optimizer in EIGHT_BIT else moments
             sizes[name] = self.num_kept, dtype
+        if self._averages:
+            sizes["average"] = self.num_kept, torch.float32
         tensors: dict[str, Any] = dict.fromkeys(("master", "mean", "square"))
         homes: dict[str, HostCopy] = {}
         for name, (size, dtype) in sizes.items():
@@ -174,11 +177,13 @@ class SpanState(SpanGradients):
 
     def take_masters(self) -> None:
         """Copy the parameters, as they are now, to what the optimizer moves."""
-        master = self.optimizer.master
-        if master is None:
-            return
+        master, average = self.optimizer.master, self.optimizer.average
         kept = self.read_parameters(self.kept.start, self.kept.stop)
         self.optimizer.settle()
+        if average is not None:
+            average.copy_(kept)
+        if master is None:
+            return
         master.copy_(kept)
         if self.level > 0 or self.home is not None:
             self._follow(kept, at_rest=True)
@@ -319,6 +324,19 @@ class SpanState(SpanGradients):
             self.optimizer.encode(name, values)
         if master is not None and copies is None:
             self._follow(master, at_rest=False)
+        if settings.average is not None and self.optimizer.average is not None:
+            self._take_average(settings.average.taken(number), factor)
+
+    def _take_average(self, stays: float | None, factor: Tensor) -> None:
+        """Take the kept weights, as they are now, into their mean, unless the step is skipped."""
+        average, weights = self.optimizer.average, self.optimizer.master
+        assert average is not None
+        if stays is None:
+            return
+        if weights is None:
+            weights = self.read_parameters(self.kept.start, self.kept.stop)
+        moved = torch.lerp(weights.float(), average, stays)
+        average.copy_(torch.where(factor.isnan(), average, moved))
 
     def _is_matrix(self, block: Block) -> bool:
         """Tell whether a block moves by Muon's rule."""

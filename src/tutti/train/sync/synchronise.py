@@ -118,6 +118,7 @@ class Synchronised:
                 self._accelerator,
                 away,
                 shared=shared,
+                average=self._job.average,
             )
             for span in spans
             if span.is_held_by(rank)

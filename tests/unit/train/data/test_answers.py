@@ -185,3 +185,15 @@ def test_a_look_at_pairs_shows_both_answers(tmp_path: Path) -> None:
     found = look(SourceConfig(path=write(tmp_path, PAIR)), open_tokenizer("bytes"))
     assert found.form == "preferences"
     assert len(found.examples) == 2
+
+
+def test_margins_are_what_chosen_answers_are_held_against(tmp_path: Path) -> None:
+    rows = [PAIR | {"margin": 2}, {"prompt": "b ", "chosen": "1", "rejected": "2", "margin": 0.5}]
+    data = opened(write(tmp_path, *rows), Objective(kind="reward"), length=128)
+    row = data.train.row(0)
+    assert row.references == (2.0, 0.0, 0.5, 0.0, 0.0)
+    assert len(row.references) == len(row.lengths)
+    other = opened(write(tmp_path, PAIR), Objective(kind="reward"), length=128)
+    assert other.train.row(0).references == ()
+    with pytest.raises(InputError, match="'margin' is 'much'; expected a number"):
+        opened(write(tmp_path, PAIR | {"margin": "much"}), Objective(kind="reward"))

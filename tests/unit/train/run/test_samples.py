@@ -12,7 +12,7 @@ from tests.support.any_plan import PLANS
 from tests.support.plans import plans
 from tutti.plan.plan import Plan
 from tutti.ranks.rank_places import Seats
-from tutti.train.run.samples import sample_indices
+from tutti.train.engine.samples import sample_indices
 
 
 def computed(plan: Plan, step: int) -> Counter[int]:
