@@ -37,7 +37,7 @@ _PROBES_PER_S = 2  # over every path
 _TRAINS_PER_S = 2  # of the host, over one path after another
 _TRACES = 30  # per tick, at most
 _FIRST_PORTS = 2  # probed before paths are known
-_STALL_S = 0.5
+_STALL_S = 0.25  # between ticks: so late an agent says that what it did not name may have come
 _SILENT_S = 1.5  # without a probe of a peer: its kernel is asked
 _TAIL = TRAIN_PACKETS * 2 // 3  # from here on a train is as fast as the slowest link
 
@@ -252,6 +252,7 @@ class ProbeAgent:
             "delays_us": delays,
             "trains": [list(one) for one in self._measured],
             "paths": [[peer, port, list(hops)] for peer, port, hops in news],
+            "read_at": self._ticked,
             "overflowed": self._lost_room or now < self._unsure_until,
             "silent": [p for p, heard in self._heard.items() if now - heard > _SILENT_S],
             "answered": sorted(self._answered),

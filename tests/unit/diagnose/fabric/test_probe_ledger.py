@@ -180,6 +180,44 @@ def test_probes_to_a_host_that_has_not_begun_to_listen_are_no_losses() -> None:
     assert not network.run(4, judged_s=4).accused
 
 
+def test_late_agents_and_those_who_send_to_them_have_lost_nothing() -> None:
+    """A loaded host: a part of what is sent to it and by it never comes."""
+    network = _Network(lambda a, b, n: "h3" in (a, b) and n % 3 == 0)
+    network.overflowed = {3}
+    verdict = network.run(20)
+    assert not verdict.accused
+    assert verdict.late == ("h3",)
+    network.overflowed = set()
+    assert any("h3" in part for one in network.run(20).lossy for part in one.parts)
+
+
+def test_a_report_counts_from_when_its_sockets_were_read() -> None:
+    """The report was made before the probe was sent, and came after it was due."""
+    ledger = ProbeLedger({"a": "10.0.0.1", "b": "10.0.0.2"}, {})
+    skew = 5000.0
+
+    def tell(host: str, now: float, read_at: float, sent: int, got: int) -> None:
+        other = 1 if host == "a" else 0
+        ledger.take(
+            {
+                "host": host, "paths": [[other, 7071, ["x"]]], "trains": [], "answered": [],
+                "sent": [[other, 7071, sent]], "got": [[other, 7071, 0, (1 << got) - 1]],
+                "delays_us": [], "overflowed": False, "read_at": read_at + skew,
+            },
+            now,
+        )  # fmt: skip
+
+    for step in range(8):  # settled from 2 s on; what is sent has come by the next report
+        now = 0.5 * step
+        tell("a", now, now, 10 * step, 10 * step)
+        tell("b", now, now, 10 * step, 10 * step)
+    for step in range(1, 20):  # b's reports are held up for a second: they name what came by then
+        now = 4.0 + 0.5 * step
+        tell("a", now, now, 100 + 10 * step, 100 + 10 * step)
+        tell("b", now, now - 1.0, 100 + 10 * step, 100 + 10 * (step - 2) + 1)
+        assert not ledger.verdict(now).accused
+
+
 def test_what_is_no_report_is_refused() -> None:
     ledger = ProbeLedger(HOSTS, SWITCHES)
     for bad in ({}, {"host": "nobody"}, {"host": "h0", "paths": [[1]]}):
