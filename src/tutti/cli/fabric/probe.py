@@ -127,7 +127,10 @@ def verdict_text(verdict: ProbeVerdict) -> str:
     said += [f"{' or '.join(b.parts)}: loses {100 * b.bad / b.trials:.1f} %" for b in verdict.lossy]
     said += [f"{' or '.join(b.parts)}: slower than its like" for b in verdict.slow]
     said += [f"{host}: its agent stands still, its kernel answers" for host in verdict.stalled]
-    said += [f"{host}: its agent runs late, its paths are not judged" for host in verdict.late]
+    said += [
+        f"{host}: its agent runs late; only loss of nearly all is held against its links"
+        for host in verdict.late
+    ]
     said += [f"{host} or its links: nothing comes from there" for host in verdict.gone]
     if not said and not verdict.paths:
         return "no path is known yet"

@@ -5,8 +5,9 @@ did not name it. A host that reports nothing loses nothing: what was sent to it 
 most paths over a link have late probes, its queue is full: some loss and slow trains there are
 congestion, not a broken link, and are not held against anybody; loss of nearly all is. Delays are
 held against the path's own least delay, so that clocks may differ. A late prober is no lossy link:
-reports count from when their sockets were read, by the least delay of the host's reports, and what
-agents send or receive while they say that they run late is held against nobody.
+reports count from when their sockets were read, by the least delay of the host's reports; while
+agents say that they run late, some loss and slow trains from and to them are not held against
+anybody, either.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _IDLE_US = 1500  # a train that began later than this shared its way
 _LEAST_KEPT_S = 30.0  # of a path's least delay: clocks drift
 _SLOW = 0.45  # of what paths of the same length carry
 _LOSS_BACKGROUND, _RATE_BACKGROUND = 0.001, 0.05
-_LATE_S = 2.0  # after an agent said that it ran late: what it sent and received is not judged
+_LATE_S = 2.0  # after an agent said that it ran late: loss there is no link's
 _ENOUGH = 12.0  # log-likelihood: 1 in 160,000
 _CERTAIN = 0.5  # lost in the short run: the link is down, or a black hole
 
@@ -76,7 +77,7 @@ class ProbeVerdict:
     slow: tuple[Blame, ...] = ()
     stalled: tuple[str, ...] = ()  # hosts that report nothing, though their kernels answer
     gone: tuple[str, ...] = ()  # hosts of which nothing comes: they or their links
-    late: tuple[str, ...] = ()  # hosts whose agents run late: their paths are not judged
+    late: tuple[str, ...] = ()  # hosts whose agents run late: some loss there is no link's
     congested: tuple[str, ...] = ()  # links whose queues are full
     paths: int = 0
 
@@ -122,7 +123,7 @@ class ProbeLedger:
             path.came.update(first + i for i in range(int(mask).bit_length()) if mask >> i & 1)
         for source, port, delay in report["delays_us"]:
             self._delay(self._path(source, own, port), delay, now)
-        if report["overflowed"]:
+        if report["overflowed"] or report.get("late", False):
             self._late[own] = now
         for source, port, rate, began in report["trains"]:
             path = self._path(source, own, port)
@@ -176,13 +177,13 @@ class ProbeLedger:
         """Judge the probes that a receiver's report must have named."""
         for key in self._into[target]:
             path = self._paths[key]
-            on_time = not (unknown or self._is_late(key[0], now))
+            late = self._is_late(target, now) or self._is_late(key[0], now)
             while path.told and path.told[0][0] <= read_at - _GRACE_S:
                 _, last = path.told.popleft()
                 sent = range(path.due + 1, last + 1)
-                if path.due >= 0 and on_time:
+                if path.due >= 0 and not unknown:
                     lost = sum(sequence not in path.came for sequence in sent)
-                    path.trials.append(_Trials(now, len(sent), lost))
+                    path.trials.append(_Trials(now, len(sent), lost, late))
                     path.lost_at = now if lost else path.lost_at
                 path.came = {sequence for sequence in path.came if sequence > last}
                 path.due = last
