@@ -25,7 +25,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan
 
-MODELS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "mixtral-8x7b")
+MODELS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "qwen3-14b")
 EACH = 3  # jobs of a model
 LIMITS = Limits(micro_batch=(1, 2), schedules=("1f1b",), max_stages=8, offload=False)
 UNIT: Mix = (("a800", 16),)
