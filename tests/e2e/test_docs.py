@@ -29,8 +29,8 @@ from tutti.files import parse_yaml
 from tutti.hardware import chip, cluster, fabric, node, profile, storage
 from tutti.hardware.library import shipped
 from tutti.launch import facts
-from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.distillation import Distillation
+from tutti.models.families.decoder import Attention, Decoder, Mlp
 from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
 from tutti.models.spec import ModelSpec

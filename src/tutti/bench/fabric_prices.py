@@ -90,11 +90,11 @@ def price_rows(
     """Return how prices and choices stand on one cluster."""
     from tutti.collective import Operation
     from tutti.cost.network.group_links import group_links
-    from tutti.cost.network.reach import limits_of
+    from tutti.cost.network.reach import group_limits
     from tutti.fabric.wiring import wire
     from tutti.plan.chips import ChipSet
 
-    wiring, limits = wire(cluster), limits_of(cluster)
+    wiring, limits = wire(cluster), group_limits(cluster)
     rows: list[PriceRow] = []
     for case in _cases(cluster):
         parties = [[ChipSet.from_ids(chips)] for chips in case.groups]

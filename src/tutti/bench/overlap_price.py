@@ -17,7 +17,12 @@ from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.constants import Constants
 from tutti.cost.network.closed_forms import all_to_all_seconds
 from tutti.cost.operators.block_products import Products, shared_products
-from tutti.cost.operators.exposed_communication import expert_parallel, in_chunks, tensor_parallel
+from tutti.cost.operators.exposed_communication import (
+    ALIGNED_SPANS,
+    expert_parallel,
+    in_chunks,
+    tensor_parallel,
+)
 from tutti.cost.operators.operator_times import ELEMENT_BYTES, Passes, gemm_seconds
 from tutti.hardware.profile import LinkFigure
 
@@ -88,8 +93,8 @@ class Pricing:
         else:
             products = Products.of(*args)
             whole = products.attention.plus(products.feed_forward)
-            uncut = tensor_parallel(*args, None)
-            _, priced = in_chunks(*args, None, whole, uncut, np.zeros(()))
+            uncut = tensor_parallel(*args)
+            _, priced = in_chunks(*args, ALIGNED_SPANS, whole, uncut, np.zeros(()))
         return float(priced.forward + priced.backward)
 
     def pairs(self, chunks: int) -> list[Pair]:
@@ -124,7 +129,7 @@ class Pricing:
         if self.subject == "experts":
             return 4.0 * float(self._once())
         args = (self.shape, self.strategy, self.machine, self.constants)
-        whole = tensor_parallel(*args, None)
+        whole = tensor_parallel(*args)
         return float(whole.forward + whole.backward)
 
 

@@ -30,15 +30,23 @@ _SCATTERED = (Action.REDUCE_SCATTER, Action.ALL_REDUCE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Load:
-    """Rounds of a step, and elements by kind of edge and seat."""
+    """Rounds of a step, and elements by kind of edge and seat.
+
+    Where who sends changes from round to round, `by_round` holds the most of a seat in each.
+    """
 
     rounds: int
     sent: dict[Edge, list[int]]
     received: dict[Edge, list[int]]
+    by_round: dict[Edge, list[int]] = dataclasses.field(default_factory=dict)
 
     def most(self, edge: Edge) -> int:
-        """Return the most that any seat sends or receives on a kind of edge."""
-        return max(max(self.sent[edge]), max(self.received[edge]))
+        """Return the most that any seat sends or receives on a kind of edge, one after the other.
+
+        A round of a tree waits for the one before: what others carry meanwhile is time, too.
+        """
+        steady = max(max(self.sent[edge]), max(self.received[edge]))
+        return max(steady, sum(self.by_round.get(edge, ())))
 
 
 def load(program: CollectiveProgram, index: int, layout: Layout, chunk: int = 0) -> Load:
@@ -54,7 +62,8 @@ def load(program: CollectiveProgram, index: int, layout: Layout, chunk: int = 0)
         count.team(step, team)
     schedule = SCHEDULES[step.action, step.pattern]
     sizes = {len(team.members) for team in step.teams}
-    return Load(max(map(schedule.rounds, sizes), default=0), count.sent, count.received)
+    rounds = max(map(schedule.rounds, sizes), default=0)
+    return Load(rounds, count.sent, count.received, count.by_round())
 
 
 class _Count:
@@ -67,6 +76,15 @@ class _Count:
         self._known: dict[tuple[int, int], list[int]] = {}
         self.sent = {edge: [0] * program.group.size for edge in Edge}
         self.received = {edge: [0] * program.group.size for edge in Edge}
+        # of steps made of moves: by edge and round, what each seat sends, and what it receives
+        self._moved: dict[tuple[Edge, int], tuple[dict[int, int], dict[int, int]]] = {}
+
+    def by_round(self) -> dict[Edge, list[int]]:
+        """Return the most that a seat sends or receives in each round of moves."""
+        found: dict[Edge, list[int]] = defaultdict(list)
+        for (edge, _), ways in self._moved.items():
+            found[edge].append(max(max(way.values()) for way in ways))
+        return found
 
     def add(self, source: int, target: int, elements: int) -> None:
         """Count one message."""
@@ -147,7 +165,12 @@ class _Count:
         for at in range(schedule.rounds(size)):
             for move in schedule.moves(size, at):
                 elements = reached[move.first + move.number] - reached[move.first]
-                self.add(members[move.source], members[move.target], elements)
+                source, target = members[move.source], members[move.target]
+                self.add(source, target, elements)
+                edge = self._group.edge(source, target)
+                ways = self._moved.setdefault((edge, at), (defaultdict(int), defaultdict(int)))
+                ways[0][source] += elements
+                ways[1][target] += elements
 
 
 def _edge_sums(group: Group, members: Sequence[int], values: list[int]) -> dict[Edge, list[int]]:

@@ -142,7 +142,7 @@ def replay(
                 continue
             teams = _teams(phase, everyone, scale, wiring, rules, failures)
             used = _used(wiring, efficiency, inside, len(teams.flows.rates))
-            whole = inside is not None and _is_native(teams, wiring)
+            whole = inside is not None and is_native(teams, wiring)
             waits = (teams.latency_s + hop_s) * (1 if whole else phase.rounds)
             seconds += _phase_seconds(teams, used) + waits
             latency += waits
@@ -170,7 +170,7 @@ def _seats(program: CollectiveProgram, chips: Sequence[Position], wiring: Wiring
     return [wiring.chip(place[rank]) for rank in program.group.ranks]
 
 
-def _is_native(teams: Teams, wiring: Wiring) -> bool:
+def is_native(teams: Teams, wiring: Wiring) -> bool:
     """Tell whether all flows stay on native links of islands."""
     first = teams.flows.links[:, 0]
     return bool(((first >= wiring.island_out) & (first < wiring.bridge_out)).all())

@@ -106,3 +106,35 @@ def throughput(
         speed += one.tokens_per_s
         price += one.price_per_hour or 0.0
     return speed, 3600.0 * speed / price if price else 0.0
+
+
+def shared_out(
+    nodes: Mapping[str, int], tables: Mapping[str, Sequence[Worth]], weights: Mapping[str, float]
+) -> dict[str, Mix]:
+    """Return the mix of every job with which Σ weight × tokens per second is largest.
+
+    `nodes` are those of each pool that may be taken. Jobs for which nothing is left wait: they are
+    not among the answer. Solved exactly, so that a mix of pools is used only where it helps.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    choices = [(job, one) for job, table in tables.items() for one in table]
+    rows = {("job", job): 1.0 for job in tables} | {("pool", name): n for name, n in nodes.items()}
+    place = {key: i for i, key in enumerate(rows)}
+    entries = [
+        (place[key], column, count)
+        for column, (job, one) in enumerate(choices)
+        for key, count in [(("job", job), 1), *((("pool", p), n) for p, n in one.mix)]
+    ]
+    at, columns, counts = zip(*entries, strict=True)
+    value = [weights[job] * one.tokens_per_s for job, one in choices]
+    solved = milp(
+        [-worth / max(value) for worth in value],
+        constraints=LinearConstraint(
+            csr_array((counts, (at, columns)), shape=(len(rows), len(choices))),
+            ub=list(rows.values()),
+        ),
+        bounds=Bounds(0, 1), integrality=[1] * len(choices),
+    )  # fmt: skip
+    return {job: one.mix for (job, one), x in zip(choices, solved.x, strict=True) if x > 0.5}

@@ -34,8 +34,7 @@ def utilisation(
         result = plan.result
         turns = max(1, int(np.ceil(horizon / max(result.step_seconds, 1e-12) - 1e-9)))
         for sent in plan.sent:
-            at = sent.traffic.first
-            start, end = result.start[at], result.end[at]
+            start, end = sent.traffic.windows(result, sent.together_s)
             share = np.zeros(bins)
             edges = np.arange(bins + 1) * width
             for turn in range(turns):

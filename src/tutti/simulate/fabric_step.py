@@ -17,14 +17,15 @@ import numpy as np
 from tutti.errors import InputError
 from tutti.fabric.failures import Failures
 from tutti.fabric.paths import Rules
-from tutti.fabric.replay import Teams, busy_seconds
+from tutti.fabric.replay import Teams, busy_seconds, is_native
 from tutti.fabric.shares import fair_paces
 from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.hardware.fabric import Routing
 from tutti.simulate.estimate import Estimate
-from tutti.simulate.plan_traffic import Flight, Traffic
+from tutti.simulate.inside_traffic import added_seconds
 from tutti.simulate.result import SimulationResult
 from tutti.simulate.run import simulate
+from tutti.simulate.traffic import Flight, Traffic
 
 MOST_SETS = 48  # of traffic under way together that are solved, longest first
 _REPEATS = 4  # of the longest step that several plans are followed for
@@ -45,6 +46,7 @@ class Sent:
     links: Integers  # that it uses
     bytes_by_link: Floats  # of one run, on each of them
     pace: float  # of `whole`, alone
+    load: Floats  # bytes per second then, on each of these links
 
     @property
     def bus_bandwidth(self) -> float:
@@ -171,7 +173,10 @@ def _alone(
         efficiency = link_efficiency(wiring, traffic, len(teams.flows.rates))
         paces = teams.paces(efficiency)
         used = paces[np.bincount(flight.teams, minlength=len(paces)) > 0]
-        waits = (teams.latency_s + traffic.efficiency.hop_s) * flight.rounds
+        if is_native(teams, wiring):  # whose library starts a step once
+            waits = teams.latency_s + traffic.efficiency.startup_s
+        else:
+            waits = (teams.latency_s + traffic.efficiency.hop_s) * flight.rounds
         steps.append(waits + 1.0 / float(used.min()))
         slowest = min(slowest, float(teams.connections(efficiency).min(initial=np.inf)))
         flows = max(flows, teams.flows.size)
@@ -180,18 +185,34 @@ def _alone(
     # a chunk passes all steps, the others follow at the pace of the slowest
     chunks = traffic.chunks
     seconds = (sum(steps) + (chunks - 1) * max(steps)) / chunks
-    at = traffic.first[0]
-    index = estimate.result.program.class_of(int(at))
-    priced = estimate.priced.costs.classes[index].seconds[
-        at - estimate.result.program.offsets[index]
-    ]
     used = whole.paces(efficiency)
     links, carried = _bytes(whole, wiring)
     return Sent(
-        traffic=traffic, priced_s=float(priced), alone_s=seconds, slowest_flow=slowest,
+        traffic=traffic, priced_s=_priced(traffic, estimate), alone_s=seconds, slowest_flow=slowest,
         flows=flows, whole=whole, links=links, bytes_by_link=carried,
         pace=float(used[np.bincount(whole.teams, minlength=len(used)) > 0].min()),
+        load=_load(whole, used)[links],
     )  # fmt: skip
+
+
+def _priced(traffic: Traffic, found: Estimate) -> float:
+    """Return what one run was priced at."""
+    if traffic.inside is not None:
+        return traffic.inside.priced_s
+    at = traffic.first[0]
+    index = found.result.program.class_of(int(at))
+    seconds = found.priced.costs.classes[index].seconds
+    return float(seconds[at - found.result.program.offsets[index]])
+
+
+def _load(teams: Teams, paces: Floats) -> Floats:
+    """Return the bytes per second on each link, every team at its pace."""
+    flows = teams.flows
+    rate = np.repeat(teams.num_bytes * paces[teams.teams], flows.per_transfer)
+    used = flows.links >= 0
+    each = np.broadcast_to((rate / flows.per_transfer)[:, None], flows.links.shape)[used]
+    count = len(flows.rates)
+    return np.bincount(flows.links[used], weights=each, minlength=count).astype(np.float64)
 
 
 def _bytes(teams: Teams, wiring: Wiring) -> tuple[Integers, Floats]:
@@ -200,10 +221,18 @@ def _bytes(teams: Teams, wiring: Wiring) -> tuple[Integers, Floats]:
     return used, carried[used]
 
 
-def _intervals(estimate: Estimate, sent: Sent) -> tuple[Floats, Floats]:
-    """Return when a kind of traffic is under way in the simulated step."""
-    at = sent.traffic.first
-    return estimate.result.start[at], estimate.result.end[at]
+def _crowded(sent: Sequence[Sent], wiring: Wiring) -> list[Sent]:
+    """Return the kinds with a link that all of them together could ask too much of.
+
+    Whatever is under way beside the others, they do as alone, and nobody notices them.
+    """
+    asked, allowed = np.zeros(wiring.num_links), np.full(wiring.num_links, np.inf)
+    for one in sent:
+        asked[one.links] += one.load
+        rates = one.whole.flows.rates[: wiring.num_links]
+        allowed = np.minimum(allowed, rates * link_efficiency(wiring, one.traffic, len(rates)))
+    full = asked > allowed * (1 + 1e-6)
+    return [one for one in sent if full[one.links].any()]
 
 
 def _sets(plans: Sequence[tuple[Estimate, Sequence[Sent]]]) -> dict[int, float]:
@@ -218,7 +247,7 @@ def _sets(plans: Sequence[tuple[Estimate, Sequence[Sent]]]) -> dict[int, float]:
         step = estimate.result.step_seconds
         turns = int(np.ceil(horizon / step)) if len(plans) > 1 and step > 0 else 1
         for one in own:
-            start, end = _intervals(estimate, one)
+            start, end = one.traffic.windows(estimate.result, one.priced_s)
             lasting = end > start
             for turn in range(turns):
                 for moment, sign in ((start[lasting], 1), (end[lasting], -1)):
@@ -244,7 +273,10 @@ def _sets(plans: Sequence[tuple[Estimate, Sequence[Sent]]]) -> dict[int, float]:
 
 def _factors(plans: Sequence[tuple[Estimate, Sequence[Sent]]], wiring: Wiring) -> list[float]:
     """Return how many times longer each kind takes, on average over the time it is under way."""
-    everyone = [one for _, own in plans for one in own]
+    all_kinds = [one for _, own in plans for one in own]
+    everyone = _crowded(all_kinds, wiring)
+    kept = {id(one) for one in everyone}
+    plans = [(found, [one for one in own if id(one) in kept]) for found, own in plans]
     longer, lasted = np.zeros(len(everyone)), np.zeros(len(everyone))
     sets = sorted(_sets(plans).items(), key=lambda item: (-item[1], item[0]))
     solved = 0
@@ -260,10 +292,9 @@ def _factors(plans: Sequence[tuple[Estimate, Sequence[Sent]]], wiring: Wiring) -
         for i, pace in zip(members, paces, strict=True):
             longer[i] += seconds * max(1.0, everyone[i].pace / pace)
             lasted[i] += seconds
-    factors: list[float] = np.divide(
-        longer, lasted, out=np.ones_like(longer), where=lasted > 0
-    ).tolist()
-    return factors
+    means = np.divide(longer, lasted, out=np.ones_like(longer), where=lasted > 0).tolist()
+    factors = dict(zip(map(id, everyone), means, strict=True))
+    return [factors.get(id(one), 1.0) for one in all_kinds]
 
 
 def _together(sent: Sequence[Sent], wiring: Wiring) -> list[float]:
@@ -304,9 +335,12 @@ def step_with(
     costs = estimate.priced.costs
     given = [costs_of.seconds.copy() for costs_of in costs.classes]
     offsets = estimate.result.program.offsets
-    for one, value in zip(sent, seconds, strict=True):
-        for index, at in one.traffic.instructions.items():
+    pairs = [(one.traffic, value) for one, value in zip(sent, seconds, strict=True)]
+    for traffic, value in pairs:
+        for index, at in traffic.instructions.items() if traffic.inside is None else ():
             given[index][at - int(offsets[index])] = value
+    for index, added in added_seconds(pairs).items():
+        given[index] += added
     classes = tuple(
         replace(old, seconds=new, leaves_node=None)
         for old, new in zip(costs.classes, given, strict=True)

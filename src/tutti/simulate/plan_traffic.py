@@ -1,75 +1,43 @@
 """What a plan sends between chips, and by which instructions: all groups, boundaries, tied tables.
 
 Every tensor position of a gradient's or parameter's group is there, not one for all; boundaries
-with every piece that travels; tied tables. When it is sent says the simulated step. What goes on
-inside blocks (tensor, context and expert groups) is part of a block's seconds and not listed.
+with every piece that travels; tied tables; and what tensor, context and expert groups send inside
+blocks. When it is sent says the simulated step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from tutti.collective import Layout, Operation, build
-from tutti.collective.phases import phases
-from tutti.cost.network.programs import Efficiency
+from tutti.collective import Operation, build
 from tutti.cost.plan.class_prices import ClassPricer, Wish
 from tutti.cost.plan.plan_costs import class_pricer, kinds_of, step_context
 from tutti.cost.plan.sources import Sources
 from tutti.cost.plan.step_context import StepContext
-from tutti.fabric.wiring import Floats, Integers, Wiring
+from tutti.fabric.wiring import Integers, Wiring
 from tutti.hardware.topology import Position
 from tutti.plan.check import embedded_model
 from tutti.schedule.boundary import alike_copies
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.simulate.estimate import Estimate
+from tutti.simulate.inside_traffic import inside_traffic
+from tutti.simulate.traffic import Flight, Traffic, program_flights
 
 _WISHING = (Op.GATHER_PARAMETERS, Op.REDUCE_GRADIENTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flight:
-    """Transfers that are under way together: chips by number, bytes, the team of each."""
-
-    sources: Integers
-    targets: Integers
-    num_bytes: Floats
-    teams: Integers
-    rounds: int
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Traffic:
-    """What one kind of instruction sends each time it runs."""
-
-    name: str
-    program: str
-    operation: Operation
-    ranks: int  # of one group
-    groups: int
-    num_bytes: float
-    chunks: int
-    flights: list[Flight]
-    efficiency: Efficiency
-    instructions: dict[int, Integers] = field(default_factory=dict)  # class → flat indices
-
-    @property
-    def first(self) -> Integers:
-        """The instructions of the class that stands for the others in time."""
-        return self.instructions[min(self.instructions)]
 
 
 def plan_traffic(
     estimate: Estimate, wiring: Wiring, sources: Sources | None = None
 ) -> list[Traffic]:
-    """Return all traffic of a plan between instructions; what stays in one chip is left out."""
+    """Return all traffic of a plan; what stays in one chip is left out."""
     sources = sources or Sources()
     schedule, cluster = estimate.schedule, wiring.cluster
     shared = step_context(schedule, embedded_model(schedule.plan), cluster, sources)
     known: dict[object, Traffic | None] = {}
     program = estimate.result.program
+    inside: list[Traffic] = []
     for index, rank_class in enumerate(schedule.classes):
         pricer = class_pricer(rank_class, shared, sources.kernels)
         kinds = kinds_of(rank_class, pricer, shared)
@@ -80,7 +48,9 @@ def plan_traffic(
                     own = np.flatnonzero(kinds.codes == code) + int(program.offsets[index])
                     seen = traffic.instructions.get(index, np.zeros(0, dtype=np.int64))
                     traffic.instructions[index] = np.union1d(seen, own)
-    return [traffic for traffic in known.values() if traffic is not None]
+        name = _place(pricer, shared)
+        inside += inside_traffic(pricer, kinds, shared, wiring, int(program.offsets[index]), name)
+    return [traffic for traffic in known.values() if traffic is not None] + inside
 
 
 def _traffic(
@@ -136,37 +106,23 @@ def _collective(
         return None
     group = wish.links.group
     program = build(wish.operation, choice.algorithm, group)
-    layout = Layout.of(program, 5040 * group.size)
-    scale = wish.num_bytes / layout.total
     everyone = wish.every()
     seats = np.array(
         [[wiring.chip(chips[rank]) for rank in group.ranks] for chips in everyone], dtype=np.int64
     )
-    flights = []
-    for index in range(len(program.steps)):
-        for phase in phases(program, index, layout):
-            if not len(phase.sources):
-                continue
-            many = len(everyone)
-            per_group = int(phase.teams.max()) + 1
-            flights.append(Flight(
-                sources=seats[:, phase.sources].ravel(), targets=seats[:, phase.targets].ravel(),
-                num_bytes=np.tile(phase.elements * scale, many),
-                teams=(np.arange(many)[:, None] * per_group + phase.teams[None, :]).ravel(),
-                rounds=phase.rounds,
-            ))  # fmt: skip
+    flights = program_flights(program, seats, wish.num_bytes)
     return Traffic(
-        name=_stage_name(wish.use, pricer, shared), program=choice.algorithm,
+        name=f"{wish.use} {_place(pricer, shared)}", program=choice.algorithm,
         operation=wish.operation, ranks=group.size, groups=len(everyone),
         num_bytes=wish.num_bytes, chunks=choice.chunks, flights=flights,
         efficiency=shared.efficiency(wish.links.pools),
     )  # fmt: skip
 
 
-def _stage_name(what: str, pricer: ClassPricer, shared: StepContext) -> str:
+def _place(pricer: ClassPricer, shared: StepContext) -> str:
     own = pricer.rank_class
     several = f" of pipeline {own.pipeline}" if len(shared.plan.pipelines) > 1 else ""
-    return f"{what} of stage {own.stage}{several}"
+    return f"of stage {own.stage}{several}"
 
 
 def _boundary(

@@ -15,7 +15,8 @@ from tutti.fabric.wiring import Floats, Integers, wire
 from tutti.plan.check import embedded_cluster
 from tutti.simulate.estimate import Estimate
 from tutti.simulate.fabric_step import PlanOnFabric, Sent, plans_on_fabric, step_with
-from tutti.simulate.plan_traffic import Traffic, plan_traffic
+from tutti.simulate.plan_traffic import plan_traffic
+from tutti.simulate.traffic import Traffic
 
 _LONGER = 2.0  # times that all sending between nodes is stretched, to see what the step feels
 
@@ -58,7 +59,7 @@ def step_traffic(name: str, estimate: Estimate) -> StepTraffic:
     nodes = np.flatnonzero(np.isin(wiring.node_pool, pools))
     row = np.searchsorted(nodes, node_of[chips])
     slots = chips - first[node_of[chips]]
-    sending = _under_way(estimate, [one.traffic for one in between])
+    sending = _under_way(estimate, between)
     return StepTraffic(
         name=name, step_s=alone.together_s, sending_s=sending, felt=_felt(alone, between, sending),
         nodes=tuple(
@@ -79,7 +80,7 @@ def _leaves(traffic: Traffic, node_of: Integers) -> bool:
 
 def _add_up(traffic: Traffic, node_of: Integers, sums: dict[tuple[int, int], float]) -> None:
     """Add what leaves its node, as often as a step does it."""
-    times = len(traffic.first)
+    times = traffic.runs
     for flight in traffic.flights:
         apart = node_of[flight.sources] != node_of[flight.targets]
         for a, b, size in zip(
@@ -89,9 +90,9 @@ def _add_up(traffic: Traffic, node_of: Integers, sums: dict[tuple[int, int], flo
             sums[a, b] = sums.get((a, b), 0.0) + times * size
 
 
-def _under_way(estimate: Estimate, traffic: list[Traffic]) -> float:
+def _under_way(estimate: Estimate, between: list[Sent]) -> float:
     """Return for how long at least one kind is under way."""
-    spans = [(estimate.result.start[one.first], estimate.result.end[one.first]) for one in traffic]
+    spans = [one.traffic.windows(estimate.result, one.priced_s) for one in between]
     if not spans:
         return 0.0
     start, end = (np.concatenate(column) for column in zip(*spans, strict=True))

@@ -10,7 +10,14 @@ from tutti.fleet import events
 from tutti.fleet.chips import Grounds
 from tutti.fleet.policy import Policy
 from tutti.fleet.scheduler import Scheduler
-from tutti.fleet.worth import mixes, planner_answer, request_by_worth, worth_table
+from tutti.fleet.worth import (
+    Worth,
+    mixes,
+    planner_answer,
+    request_by_worth,
+    shared_out,
+    worth_table,
+)
 from tutti.hardware.cluster import Cluster
 
 CLUSTER = small_cluster(nodes=6, pools=2)  # 6 nodes of p0, 5 of p1
@@ -68,3 +75,21 @@ def test_the_planner_tables_a_model() -> None:
     assert best[("a800", 2),] > best[("a800", 1),] > 0
     mixed = best.get((("a800", 1), ("v100", 1)))
     assert mixed is None or mixed > best[("a800", 1),]
+
+
+def test_sharing_out_is_the_best_of_all_ways_and_uses_mixes_where_they_help() -> None:
+    table = [
+        Worth(mix, speed, None)
+        for mix, speed in (
+            ((("p0", 4),), 10.0), ((("p1", 4),), 12.0), ((("p0", 2), ("p1", 2)), 9.0),
+        )
+    ]  # fmt: skip
+    jobs = dict.fromkeys("abc", table)
+    even = dict.fromkeys(jobs, 1.0)
+    nodes = {"p0": 6, "p1": 6}
+    alone = shared_out(nodes, dict.fromkeys(jobs, table[:2]), even)
+    assert sorted(alone.values()) == [(("p0", 4),), (("p1", 4),)]  # the third waits
+    mixed = shared_out(nodes, jobs, even)
+    assert sorted(mixed.values()) == [(("p0", 2), ("p1", 2)), (("p0", 4),), (("p1", 4),)]
+    tables = {**jobs, "d": [Worth((("p1", 4),), 12.0, None)]}
+    assert shared_out({"p0": 0, "p1": 4}, tables, {**even, "d": 2.0}) == {"d": (("p1", 4),)}

@@ -110,6 +110,7 @@ class MemoryTracker(TorchDispatchMode):
 def _hide_from_compiler() -> None:
     """Wrap what runs an operator as torch would have, once its compiler is there."""
     if "torch._dynamo" in sys.modules:
-        MemoryTracker.__torch_dispatch__ = torch._disable_dynamo(  # type: ignore[method-assign]
+        disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+        MemoryTracker.__torch_dispatch__ = disable(  # type: ignore[method-assign]
             MemoryTracker._run, recursive=True
         )

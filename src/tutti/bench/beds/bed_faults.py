@@ -32,7 +32,7 @@ from tutti.ranks.standing_processes import die_with_parent
 LIMITS_S = {"cut": 3.0, "blackhole": 3.0, "slow": 10.0, "loss": 15.0}
 # verdicts without an accusation before the next fault; after a cut, paths are traced anew
 _QUIET = {"cut": 60, "blackhole": 8, "slow": 8, "loss": 8}
-_SETTLED_S, _LAST_REPORTS_S = 40.0, 1.5
+_SETTLED_S, _LAST_REPORTS_S = 120.0, 1.5
 _NONCE = 36  # bytes into the IP packet, the last of a probe's nonce
 
 

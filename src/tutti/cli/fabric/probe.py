@@ -116,7 +116,8 @@ def _document(verdict: ProbeVerdict) -> dict[str, Any]:
 
     return {
         "down": plain(verdict.down), "lossy": plain(verdict.lossy), "slow": plain(verdict.slow),
-        "stalled": list(verdict.stalled), "gone": list(verdict.gone), "paths": verdict.paths,
+        "stalled": list(verdict.stalled), "gone": list(verdict.gone), "late": list(verdict.late),
+        "paths": verdict.paths,
     }  # fmt: skip
 
 
@@ -126,6 +127,10 @@ def verdict_text(verdict: ProbeVerdict) -> str:
     said += [f"{' or '.join(b.parts)}: loses {100 * b.bad / b.trials:.1f} %" for b in verdict.lossy]
     said += [f"{' or '.join(b.parts)}: slower than its like" for b in verdict.slow]
     said += [f"{host}: its agent stands still, its kernel answers" for host in verdict.stalled]
+    said += [
+        f"{host}: its agent runs late; only loss of nearly all is held against its links"
+        for host in verdict.late
+    ]
     said += [f"{host} or its links: nothing comes from there" for host in verdict.gone]
     if not said and not verdict.paths:
         return "no path is known yet"

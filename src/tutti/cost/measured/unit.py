@@ -118,6 +118,19 @@ def unit_shapes(spec: ModelSpec, unit: int, work: Workload) -> set[tuple[str, tu
     }
 
 
+def unmeasured(spec: ModelSpec, chip: MeasuredChip, work: Workload) -> tuple[str, ...]:
+    """Return which sizes of which of a model's operators lie outside a chip's profile."""
+    kinds = {spec.unit_kind(unit): unit for unit in range(spec.num_units)}
+    strategy = strategy_of(work)
+    lines = {
+        f"profile: {line}": None
+        for unit in kinds.values()
+        for call in unit_calls(spec, unit, strategy)
+        for line in chip.outside(chip.operator_of(call), call.dims)
+    }
+    return tuple(lines)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPrediction:
     """What one block is predicted to take on one chip, in seconds."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tutti.collective.group import Edge, Group, Island
 from tutti.cost.network.cluster_key import ClusterKey
-from tutti.cost.network.reach import Crossers, Reach, limits_of
+from tutti.cost.network.reach import Crossers, Reach, group_limits
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Link, Position
 
@@ -75,7 +75,7 @@ def group_links(
     )
     members = [[chip for _, chip in islands[key]] for key in order]
     wires = {edge: _slowest(links) for edge, links in _edge_links(cluster, members) if links}
-    limits = limits_of(cluster) if len(members) > 1 else None
+    limits = group_limits(cluster, places) if len(members) > 1 else None
     seats = [chip for island in members for chip in island]
     return GroupLinks(
         group=group,

@@ -68,16 +68,19 @@ def _step_prices(
     layout = Layout.of(program, _sections(program))
     whole = layout.total
     prices: list[tuple[float, float]] = []
+    carried = dict.fromkeys(Edge, 0.0)  # by all steps, which chunks run side by side
     for index, step in enumerate(program.steps):
         loaded = load(program, index, layout)
         moved = {edge: loaded.most(edge) * program.chunks for edge in Edge}
         used = [edge for edge in Edge if moved[edge]]
         wires = {edge: _effective(links.wire(edge), edge, efficiency) for edge in used}
-        per_byte = max((moved[e] / whole / wires[e].bandwidth for e in used), default=0.0)
+        busy = {e: moved[e] / whole / wires[e].bandwidth for e in used}
+        carried |= {e: carried[e] + busy[e] for e in used}
+        per_byte = max(busy.values(), default=0.0)
         latency = max((wire.latency_s for wire in wires.values()), default=0.0)
         rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else loaded.rounds
         prices.append((per_byte, latency * rounds))
-    return StepPrices(tuple(prices))
+    return StepPrices(tuple(prices), max(carried.values()))
 
 
 def _tier_prices(

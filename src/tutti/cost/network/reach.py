@@ -8,7 +8,7 @@ of the wiring a group needs for that; clusters whose tiers never limit anybody h
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -82,6 +82,12 @@ class Limits:
         base = wiring.bridge_out
         self._bridge = wiring.rates[base : base + many]
 
+    def caps_between(self, pools: Collection[str] | None) -> bool:
+        """Tell whether links between some pools, or any, let less through than the NICs."""
+        known = enumerate(self.wiring.cluster.pools)
+        rows = [i for i, pool in known if pools is None or pool.name in pools]
+        return bool(np.isfinite(self._caps[np.ix_(rows, rows)]).any())
+
     def _region(self, layer: int, chips: Integers) -> Integers:
         """Return what tells chips apart above which traffic between them goes."""
         leaves = layer > 0 and self.tiers[layer - 1] == 0
@@ -98,10 +104,11 @@ class Limits:
             self._uplinks(layer, numbers, None if crossers is None else crossers.counts[layer])
             for layer in range(len(self._bundles))
         )
-        fabric = wiring.fabric
+        fabric, pools = wiring.fabric, wiring.chip_pool[numbers]
+        met = np.ix_(*2 * [list(dict.fromkeys(pools.tolist()))])  # whatever the file's order
         arrays = (
-            wiring.chip_node[numbers], wiring.chip_island[numbers], wiring.chip_pool[numbers],
-            self._native[numbers], self._bridge[numbers], self._caps,
+            wiring.chip_node[numbers], wiring.chip_island[numbers], _renumbered(pools),
+            self._native[numbers], self._bridge[numbers], self._caps[met],
         )  # fmt: skip
         shared = [part for up in uplinks for part in (up.regions, up.rates, up.crowds)]
         told = (_renumbered(arrays[0]), *arrays[2:], *shared)
@@ -109,13 +116,12 @@ class Limits:
         nodes, islands, pools, native, bridge, caps = arrays
         return Reach(
             content=content, nodes=nodes, islands=islands, pools=pools, native=native,
-            bridge=bridge, caps=caps, uplinks=uplinks, forwarded=self._forwarded,
+            bridge=bridge, caps=caps, uplinks=uplinks, forwarded=self._forwarded[met],
             routing=fabric.routing, connections=fabric.connections,
         )  # fmt: skip
 
     def _uplinks(self, layer: int, chips: Integers, crossing: Integers | None) -> Uplinks:
-        _, regions = np.unique(self._region(layer, chips), return_inverse=True)
-        regions = regions.reshape(-1)
+        regions = _renumbered(self._region(layer, chips))
         count = int(regions.max()) + 1
         bundles, all_rates = self._bundles[layer][chips], self._bundle_rates[layer]
         rates, crowds = np.zeros(count), np.ones(count)
@@ -288,10 +294,24 @@ def limits_of(cluster: Cluster) -> Limits | None:
     return _known_limits(ClusterKey(cluster)) if may_limit(cluster.fabric) else None
 
 
+def group_limits(cluster: Cluster, pools: Collection[str] | None = None) -> Limits | None:
+    """Return what limits groups: tiers, or what links between some pools let through."""
+    tiers = limits_of(cluster)
+    if tiers is not None or len(cluster.pools if pools is None else pools) < 2:
+        return tiers
+    limits = _wired_limits(ClusterKey(cluster))
+    return limits if limits is not None and limits.caps_between(pools) else None
+
+
 @functools.lru_cache(maxsize=64)
 def _known_limits(key: ClusterKey) -> Limits | None:
+    limits = _wired_limits(key)
+    return limits if limits is not None and limits.tiers else None
+
+
+@functools.lru_cache(maxsize=64)
+def _wired_limits(key: ClusterKey) -> Limits | None:
     cluster = key.cluster
     if any(link.same_host for link in cluster.fabric.links):
         return None  # pools of one machine: nothing crosses a network
-    limits = Limits(wire(cluster))
-    return limits if limits.tiers else None
+    return Limits(wire(cluster))

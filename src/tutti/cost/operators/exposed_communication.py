@@ -23,9 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tutti.cost.arrays import FloatArray, Machine, Shape, Strategy
+from tutti.cost.arrays import FloatArray, Machine, Number, Shape, Strategy
 from tutti.cost.constants import Constants
-from tutti.cost.network.closed_forms import Span, all_reduce_seconds, ring_pass_seconds
+from tutti.cost.network.closed_forms import (
+    Span,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    ring_pass_seconds,
+)
 from tutti.cost.operators.block_products import Products
 from tutti.cost.operators.operator_times import ELEMENT_BYTES, Passes
 from tutti.models.anatomy import rank_kv_heads
@@ -34,12 +39,27 @@ from tutti.models.anatomy import rank_kv_heads
 _RING_HIDDEN = 0.5
 
 
+class PerCollective(NamedTuple):
+    """A figure of each kind of collective inside a block."""
+
+    tensor: float
+    context: float
+    experts: float
+
+
+AS_PRICED = PerCollective(1.0, 1.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spans:
-    """How the groups inside a replica lie, where they are not aligned with the nodes."""
+    """How the groups inside a replica lie, where they are not aligned with the nodes.
+
+    Their collectives take `longer` than on links of their own, where others send beside them.
+    """
 
     tp: Span | None = None
     cp: Span | None = None
+    longer: PerCollective = AS_PRICED
 
 
 ALIGNED_SPANS = Spans()
@@ -52,25 +72,37 @@ class Exposed(NamedTuple):
     backward: FloatArray
 
 
-def _once(
+def tensor_bytes(shape: Shape, strategy: Strategy) -> FloatArray:
+    """Return what a rank of a tensor group puts into a collective, and gets out of it."""
+    size: FloatArray = strategy.tokens * shape.hidden * ELEMENT_BYTES
+    return size
+
+
+def tensor_once(
     num_bytes: FloatArray,
     strategy: Strategy,
     machine: Machine,
     constants: Constants,
-    span: Span | None,
+    spans: Spans,
 ) -> FloatArray:
     """Return an all-reduce, or the gather and the scatter that sequence parallelism has for it."""
-    once = all_reduce_seconds(num_bytes, strategy.tp, 1.0, machine, constants, span)
+    once = all_reduce_seconds(num_bytes, strategy.tp, 1.0, machine, constants, spans.tp)
     pairs = (strategy.sequence_parallel > 0) & (strategy.tp > 1)
-    return once + np.where(pairs, constants.link_latency_s, 0.0)
+    found: FloatArray = (once + np.where(pairs, constants.link_latency_s, 0.0)) * (
+        spans.longer.tensor
+    )
+    return found
 
 
 def tensor_parallel(
-    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants, span: Span | None
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    spans: Spans = ALIGNED_SPANS,
 ) -> Exposed:
     """Return the collectives of a block that are not cut: two all-reduces, or two pairs."""
-    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
-    once = _once(unit_bytes, strategy, machine, constants, span)
+    once = tensor_once(tensor_bytes(shape, strategy), strategy, machine, constants, spans)
     hidden_share = np.where(strategy.async_tp > 0, constants.async_tp_hidden, 0.0)
     exposed: FloatArray = 2.0 * once * (1.0 - hidden_share)
     return Exposed(exposed, exposed)
@@ -81,7 +113,7 @@ def in_chunks(
     strategy: Strategy,
     machine: Machine,
     constants: Constants,
-    span: Span | None,
+    spans: Spans,
     whole: Passes,
     uncut: Exposed,
     routed: FloatArray,
@@ -95,10 +127,10 @@ def in_chunks(
     piece = Products.of(shape, pieces, machine, constants)
     full = Products.of(shape, strategy, machine, constants)
     paired = strategy.sequence_parallel > 0  # a gather before and a scatter behind each half
-    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
-    step = _once(unit_bytes / count, strategy, machine, constants, span)
+    unit_bytes = tensor_bytes(shape, strategy)
+    step = tensor_once(unit_bytes / count, strategy, machine, constants, spans)
     step = np.where(paired, 0.5, 1.0) * step
-    once = _once(unit_bytes, strategy, machine, constants, span)
+    once = tensor_once(unit_bytes, strategy, machine, constants, spans)
     again = 0.5 * once  # a column product's input, for the weight's gradient
     gemm, exposed = list(whole), [routed * once, routed * once]
     for index, (one, other) in enumerate(zip(piece, full, strict=True)):
@@ -142,12 +174,24 @@ def context_bytes(shape: Shape, strategy: Strategy) -> FloatArray:
     return held
 
 
+def context_once(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants, spans: Spans
+) -> FloatArray:
+    """Return one exchange of keys and values: cp − 1 messages around a ring, or one gather."""
+    cp = strategy.cp
+    whole = context_bytes(shape, strategy) * cp
+    once = ring_pass_seconds(whole, cp, strategy.tp, machine, constants, spans.cp)
+    ring = once + np.maximum(cp - 2.0, 0.0) * constants.link_latency_s
+    found: FloatArray = np.where(strategy.context_gather > 0, once, ring) * spans.longer.context
+    return found
+
+
 def context_parallel(
     shape: Shape,
     strategy: Strategy,
     machine: Machine,
     constants: Constants,
-    span: Span | None,
+    spans: Spans,
     attention: FloatArray,
 ) -> FloatArray:
     """Return what of the exchange of keys and values one pass of attention does not hide.
@@ -158,10 +202,28 @@ def context_parallel(
     """
     if np.all(strategy.cp == 1):
         return np.zeros_like(attention)
-    cp = strategy.cp
-    whole = context_bytes(shape, strategy) * cp
-    once = ring_pass_seconds(whole, cp, strategy.tp, machine, constants, span)
-    ring = once + np.maximum(cp - 2.0, 0.0) * constants.link_latency_s
-    beside = np.maximum(0.0, ring - _RING_HIDDEN * attention)
+    once = context_once(shape, strategy, machine, constants, spans)
+    beside = np.maximum(0.0, once - _RING_HIDDEN * attention)
     exposed: FloatArray = np.where(strategy.context_gather > 0, once, beside)
     return exposed
+
+
+def expert_bytes(shape: Shape, strategy: Strategy) -> FloatArray:
+    """Return the rows that a rank sends to experts, its own part of the tokens."""
+    size: FloatArray = strategy.tokens / strategy.tp * shape.topk * shape.hidden * ELEMENT_BYTES
+    return size
+
+
+def expert_once(
+    shape: Shape,
+    strategy: Strategy,
+    machine: Machine,
+    constants: Constants,
+    spans: Spans,
+    stride: Number,
+) -> FloatArray:
+    """Return one way to the experts, or back; chips of an expert group lie `stride` apart."""
+    copies = np.where(strategy.once_per_node > 0, np.maximum(shape.topk, 1.0), 1.0)
+    sent = expert_bytes(shape, strategy)
+    once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants, copies=copies)
+    return once * spans.longer.experts

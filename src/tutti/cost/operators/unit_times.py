@@ -14,15 +14,17 @@ import numpy as np
 from tutti.cost.arrays import FloatArray, Machine, Number, Shape, Strategy
 from tutti.cost.constants import Constants
 from tutti.cost.measured.unit import MeasuredUnit
-from tutti.cost.network.closed_forms import all_reduce_seconds, all_to_all_seconds
+from tutti.cost.network.closed_forms import all_reduce_seconds
 from tutti.cost.operators.block_products import Products, expert_products, shared_products
 from tutti.cost.operators.exposed_communication import (
     ALIGNED_SPANS,
     Exposed,
     Spans,
     context_parallel,
+    expert_once,
     expert_parallel,
     in_chunks,
+    tensor_bytes,
     tensor_parallel,
 )
 from tutti.cost.operators.operator_times import (
@@ -106,7 +108,6 @@ def block_seconds(
     `measured`, the formulas price only what is left: collectives, and what cutting a product into
     chunks adds to it.
     """
-    tokens, tp = strategy.tokens, strategy.tp
     args = (shape, strategy, machine, constants)
     routed = flag((shape.experts > 0) & expert)
     products = Products.of(*args)
@@ -116,10 +117,8 @@ def block_seconds(
         halves = shared_products(*args)
         experts = expert_products(*args, halves)
         gemm = gemm.plus(products.feed_forward, 1.0 - routed).plus(experts, routed)
-        sent = tokens / tp * shape.topk * shape.hidden * ELEMENT_BYTES
-        stride = tp * strategy.cp if expert_stride is None else expert_stride
-        copies = np.where(strategy.once_per_node > 0, np.maximum(shape.topk, 1.0), 1.0)
-        once = all_to_all_seconds(sent, strategy.ep, stride, machine, constants, copies=copies)
+        stride = strategy.tp * strategy.cp if expert_stride is None else expert_stride
+        once = expert_once(*args, spans, stride)
         exchange = expert_parallel(routed * once, shape, strategy, halves)
     else:
         gemm = gemm.plus(products.feed_forward)
@@ -129,15 +128,15 @@ def block_seconds(
         gemm = measured.parts["gemm"]
         attention = measured.both("attention")
         elementwise = measured.both("elementwise")
-    tensor = tensor_parallel(*args, spans.tp)
+    tensor = tensor_parallel(*args, spans)
     if np.any(strategy.overlap_chunks > 1):
-        gemm, tensor = in_chunks(*args, spans.tp, gemm, tensor, routed)
+        gemm, tensor = in_chunks(*args, spans, gemm, tensor, routed)
     device = _Device(
         gemm=gemm,
         attention=attention,
         elementwise=elementwise,
         tensor=tensor,
-        context=context_parallel(*args, spans.cp, attention[0]),
+        context=context_parallel(*args, spans, attention[0]),
         exchange=exchange,
     )
     return device.launched(strategy, _issue_seconds(strategy, constants, routed, measured))
@@ -237,8 +236,7 @@ def head_seconds(
     loss = memory_bound_seconds(
         tokens * n * constants.logit_bytes, machine, constants, kernels=12.0
     )
-    sent = tokens * hidden * ELEMENT_BYTES
-    network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants, spans.tp)
+    network = _end_network(shape, strategy, machine, constants, spans)
     logits = logits * (1.0 + shape.answers)
     device = logits + by_input + by_weight + loss + 2.0 * network
     total = smooth_max(device, constants.host_head_s + 0.0 * device)
@@ -269,12 +267,12 @@ def embedding_seconds(
     """Return the look-up, its all-reduce over tp, and the gradient of the table."""
     if measured is not None:
         return _measured_end(shape, strategy, machine, constants, spans, measured, first=True)
-    unit_bytes = strategy.tokens * shape.hidden * ELEMENT_BYTES
+    unit_bytes = tensor_bytes(shape, strategy)
     table = shape.vocab / strategy.tp * shape.hidden * ELEMENT_BYTES
     # Eight passes over tokens × hidden, three over the table (clear, add, read), eight kernels.
     forward = memory_bound_seconds(3.0 * unit_bytes, machine, constants, kernels=3.0)
     backward = memory_bound_seconds(5.0 * unit_bytes + 3.0 * table, machine, constants, kernels=5.0)
-    network = all_reduce_seconds(unit_bytes, strategy.tp, 1.0, machine, constants, spans.tp)
+    network = _end_network(shape, strategy, machine, constants, spans)
     return UnitSeconds(
         forward=forward + network,
         recompute=np.zeros_like(forward + network),
@@ -282,6 +280,15 @@ def embedding_seconds(
         backward_weight=backward + 0.0 * network,
         parts={"elementwise": forward + backward, "tensor parallel": network},
     )
+
+
+def _end_network(
+    shape: Shape, strategy: Strategy, machine: Machine, constants: Constants, spans: Spans
+) -> FloatArray:
+    """Return the all-reduce of the first or the last unit."""
+    num_bytes = tensor_bytes(shape, strategy)
+    once = all_reduce_seconds(num_bytes, strategy.tp, 1.0, machine, constants, spans.tp)
+    return once * spans.longer.tensor
 
 
 def _measured_end(
@@ -298,8 +305,7 @@ def _measured_end(
 
     The first unit has nobody to hand a gradient to: all of its backward is the table's.
     """
-    sent = strategy.tokens * shape.hidden * ELEMENT_BYTES
-    network = all_reduce_seconds(sent, strategy.tp, 1.0, machine, constants, spans.tp)
+    network = _end_network(shape, strategy, machine, constants, spans)
     returning = 0.0 * network if first else network
     total = measured.total
     zero: FloatArray = np.zeros_like(total.forward + network)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tutti.cost.memory.instruction_memory import StaticBytes
-from tutti.cost.network.reach import limits_of
+from tutti.cost.network.reach import group_limits
 from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.simulator_inputs import ClassCosts
@@ -86,7 +86,7 @@ def class_key(rank_class: RankClass, shared: StepContext) -> object:
     pipeline = plan.pipelines[rank_class.pipeline]
     stage = pipeline.stages[rank_class.stage]
     everything = None
-    if limits_of(shared.cluster) is not None:  # all that crosses the tiers shares them
+    if group_limits(shared.cluster) is not None:  # all that crosses the tiers shares them
         everything = tuple(
             (other.units, shared.placed(other), sequences_of(other))
             for _, _, other in plan.stages()

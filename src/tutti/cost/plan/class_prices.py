@@ -14,10 +14,12 @@ from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.group_placement import placement_of
 from tutti.cost.network.programs import Choice, choose_program
 from tutti.cost.network.recorded_programs import Asked
+from tutti.cost.operators.exposed_communication import AS_PRICED, PerCollective
 from tutti.cost.plan.gradient_groups import operation_of
 from tutti.cost.plan.matrix_prices import RATE, matrices, matrix_bytes, orthogonal_flops
 from tutti.cost.plan.pool_prices import UnitTimes
 from tutti.cost.plan.step_context import StepContext
+from tutti.cost.plan.unit_seconds import BlockCollectives
 from tutti.hardware.chip import Dtype
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
@@ -26,6 +28,7 @@ from tutti.schedule.boundary import must_join
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.schedule import RankClass
 
+COMPUTING = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 BATCH_ENTRY_BYTES = 24.0  # token, label and position of one place in a sequence
 
 
@@ -69,7 +72,7 @@ class ClassPricer:
         self.prices = shared.prices[pool]
         self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
         self._update = self.prices.updates(memory)
-        self._times: dict[int, UnitTimes] = {}
+        self._times: dict[tuple[int, PerCollective], UnitTimes] = {}
         self._known: dict[object, Price] = {}
         self._asked: dict[int, Asked] = {}
 
@@ -88,8 +91,8 @@ class ClassPricer:
         return known
 
     def _priced(self, entry: Instruction) -> Price:
-        if entry.op in (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
-            return Price(sum(self._pass(unit, entry.op) for unit in range(entry.start, entry.stop)))
+        if entry.op in COMPUTING:
+            return Price(self.computed(entry, AS_PRICED))
         handler = {
             Op.SEND: self._send,
             Op.RECEIVE: self._receive,
@@ -103,10 +106,21 @@ class ClassPricer:
         }[entry.op]
         return handler(entry)
 
-    def _pass(self, unit: int, op: Op) -> float:
-        times = self._times.get(unit)
+    def computed(self, entry: Instruction, longer: PerCollective) -> float:
+        """Return what computing takes, where the collectives inside take so much longer."""
+        units = range(entry.start, entry.stop)
+        return sum(self._pass(unit, entry.op, longer) for unit in units)
+
+    def block_collectives(self, unit: int) -> BlockCollectives:
+        """Return what collectives inside a unit move and take, each once and uncut."""
+        return self.prices.block_collectives(
+            self.rank_state.workload, unit, self.replica.context_kind, self.placement
+        )
+
+    def _pass(self, unit: int, op: Op, longer: PerCollective) -> float:
+        times = self._times.get((unit, longer))
         if times is None:
-            times = self._times[unit] = self.prices.unit(
+            times = self._times[unit, longer] = self.prices.unit(
                 self.rank_state.workload,
                 unit,
                 self.rank_state.recompute_kind(unit),
@@ -115,6 +129,7 @@ class ClassPricer:
                 placement=self.placement,
                 wide=not self.shared.plan.job.narrow(unit),
                 made_once=self.memory.stays_as_made(unit),
+                longer=longer,
             )
         if op is Op.FORWARD:
             return times.forward
@@ -266,6 +281,6 @@ class ClassPricer:
             return Price(products)
         links = shared.links(chips)
         sums = (
-            shared.choose("gradients", Operation.ALL_REDUCE, matrix_bytes(p), links) for p in own
+            self._choose("gradients", Operation.ALL_REDUCE, matrix_bytes(p), links) for p in own
         )
         return Price(products + sum(found.seconds for found in sums), links.nodes > 1)

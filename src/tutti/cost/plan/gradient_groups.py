@@ -8,7 +8,7 @@ from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
-from tutti.cost.network.reach import Crossers, limits_of
+from tutti.cost.network.reach import Crossers, group_limits
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
@@ -44,11 +44,11 @@ class Groups:
 
     @property
     def crossers(self) -> Crossers | None:
-        """The chips whose gradients cross the fabric's tiers; None where tiers limit nobody.
+        """The chips whose gradients cross the fabric's tiers; None where nothing limits them.
 
         The stages' reductions meet at the end of a step, so that all of them count.
         """
-        limits = limits_of(self._cluster)
+        limits = group_limits(self._cluster)
         if self._crossers is None and limits is not None:
             last = max(stop for _, _, stage in self._plan.stages() for _, stop in stage.units)
             holders = {id(held): held for held in map(self._index.of, range(last))}

@@ -16,6 +16,7 @@ from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.layer_profile_prices import ProfiledPool
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
+from tutti.cost.operators.exposed_communication import AS_PRICED
 from tutti.cost.plan.pool_prices import PoolPrices, UnitTimes
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -58,10 +59,13 @@ class LayerPrices(PoolPrices):
 
     def unit(self, work: Workload, unit: int, recompute: Recompute, **inside: Any) -> UnitTimes:
         """Return the seconds of a unit as measured."""
-        times = super().unit(work, unit, recompute, **inside)
+        longer = super().unit(work, unit, recompute, **inside)
+        times = super().unit(work, unit, recompute, **{**inside, "longer": AS_PRICED})
         third = float(self._layers.figures(work).seconds[unit]) / PASSES
         again = times.recompute / times.forward if times.forward else 0.0
-        return UnitTimes(third, again * third, third, third)
+        measured = UnitTimes(third, again * third, third, third)
+        added = (b - a for a, b in zip(times, longer, strict=True))
+        return UnitTimes(*(a + b for a, b in zip(measured, added, strict=True)))
 
     def memory(self, rank_state: RankState) -> ProfiledMemory:
         """Return the bytes of a class of ranks as measured."""

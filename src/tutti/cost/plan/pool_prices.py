@@ -22,22 +22,28 @@ from tutti.cost.calibration.shipped import Calibration
 from tutti.cost.constants import Constants
 from tutti.cost.families import nominal_constants, nominal_label
 from tutti.cost.kernels import Kernels
-from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.forms import profiled_update_bytes
 from tutti.cost.measured.pools import measured_chip
-from tutti.cost.measured.unit import strategy_of
+from tutti.cost.measured.unit import unmeasured
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
 from tutti.cost.network.programs import Efficiency
-from tutti.cost.operators.exposed_communication import Spans
+from tutti.cost.operators.exposed_communication import AS_PRICED, PerCollective, Spans
 from tutti.cost.operators.unit_times import (
     UnitSeconds,
     optimizer_seconds,
 )
-from tutti.cost.plan.unit_seconds import passes_of, run_again, unit_seconds
+from tutti.cost.plan.unit_seconds import (
+    BlockCollectives,
+    Inside,
+    block_collectives,
+    passes_of,
+    run_again,
+    unit_seconds,
+)
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.pool import Pool
@@ -61,16 +67,7 @@ class UnitTimes(NamedTuple):
     backward_weight: float
 
 
-class _Inside(NamedTuple):
-    """How a replica computes a unit together, besides its degrees."""
-
-    overlap_chunks: int
-    context_kind: ContextKind
-    placement: Placement
-    made_once: bool = False  # weight gradients are added to nothing
-
-
-_SheetKey = tuple[str, Recompute, _Inside]  # with the kind of a unit first
+_SheetKey = tuple[str, Recompute, Inside]  # with the kind of a unit first
 _Sheet = dict[_SheetKey, FloatArray]  # seconds by pass and workload
 
 
@@ -161,7 +158,7 @@ class PoolPrices:
         """Return what of a workload lies outside the runs that the calibration was fitted on."""
         if self._measured is not None:
             if work not in self._outside:
-                self._outside[work] = self._unmeasured(self._measured, work)
+                self._outside[work] = unmeasured(self._model, self._measured, work)
             return self._outside[work]
         if self.calibration is None:
             return ()
@@ -195,18 +192,6 @@ class PoolPrices:
             NARROW: _NARROW.get(self._compute, 0.0),
         }
 
-    def _unmeasured(self, measured: MeasuredChip, work: Workload) -> tuple[str, ...]:
-        """Return which sizes of which operators lie outside a chip's profile."""
-        kinds = {self._model.unit_kind(unit): unit for unit in range(self._model.num_units)}
-        strategy = strategy_of(work)
-        lines = {
-            f"profile: {line}": None
-            for unit in kinds.values()
-            for call in unit_calls(self._model, unit, strategy)
-            for line in measured.outside(measured.operator_of(call), call.dims)
-        }
-        return tuple(lines)
-
     def unit(
         self,
         work: Workload,
@@ -218,19 +203,20 @@ class PoolPrices:
         placement: Placement = ALIGNED,
         made_once: bool = False,
         wide: bool = False,
+        longer: PerCollective = AS_PRICED,
     ) -> UnitTimes:
         """Return the seconds of a unit.
 
         `made_once`: its gradients are added to nothing; `wide`: its products are not narrow, in a
-        job in which others are.
+        job in which others are; its collectives take `longer` than on links of their own.
         """
         if wide and self._wide is not None:
             return self.wide.unit(
                 work, unit, recompute, overlap_chunks=overlap_chunks, context_kind=context_kind,
-                placement=placement, made_once=made_once,
+                placement=placement, made_once=made_once, longer=longer,
             )  # fmt: skip
         made_once = made_once and self._measured is not None  # formulas do not tell the two apart
-        inside = _Inside(overlap_chunks, context_kind, placement, made_once)
+        inside = Inside(overlap_chunks, context_kind, placement, made_once, longer)
         name = self._model.unit_kind(unit)  # equal units are priced once
         key = (work, name, recompute, inside)
         if key not in self._units:
@@ -291,7 +277,7 @@ class PoolPrices:
             (
                 self._model.unit_kind(unit),
                 recompute,
-                _Inside(count, ContextKind.RING, ALIGNED),
+                Inside(count, ContextKind.RING, ALIGNED),
             ): seconds[c, r, u]
             for c, count in enumerate(overlap_chunks)
             for r, recompute in enumerate(recomputed)
@@ -326,7 +312,7 @@ class PoolPrices:
         )
 
     def _price_one(
-        self, work: Workload, unit: int, recompute: Recompute, inside: _Inside
+        self, work: Workload, unit: int, recompute: Recompute, inside: Inside
     ) -> UnitSeconds:
         """Price a unit for one workload, wherever its chips lie."""
         strategy = replace(
@@ -334,12 +320,24 @@ class PoolPrices:
             overlap_chunks=np.asarray(inside.overlap_chunks, dtype=np.float64),
             **run_again(np.array(self.kernels.recomputed[recompute])),
         )
-        placement, node, machine = inside.placement, self._pool.node, self._machine
-        spans = Spans(
+        spans = self._spans(work, inside.placement, inside.longer)
+        return self._price(strategy, unit, spans, made_once=inside.made_once)
+
+    def _spans(self, work: Workload, placement: Placement, longer: PerCollective) -> Spans:
+        node, machine = self._pool.node, self._machine
+        return Spans(
             tp=span_of(placement.tp, work.tp, machine, node),
             cp=span_of(placement.cp, work.cp, machine, node),
+            longer=longer,
         )
-        return self._price(strategy, unit, spans, made_once=inside.made_once)
+
+    def block_collectives(
+        self, work: Workload, unit: int, context_kind: ContextKind, placement: Placement
+    ) -> BlockCollectives:
+        """Return what a block's collectives move and take, each once and uncut."""
+        strategy = self._strategy((work,), context_kind)
+        spans = self._spans(work, placement, AS_PRICED)
+        return block_collectives(self._model, unit, strategy, spans, self._machine, self.constants)
 
     def _price(
         self, strategy: Strategy, unit: int, spans: Spans, *, made_once: bool = False

@@ -11,7 +11,7 @@ from tutti.cost.memory.rank_state import HolderIndex, RankState
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
 from tutti.cost.network.programs import Choice, Efficiency, choose_program, price_named
-from tutti.cost.network.reach import limits_of
+from tutti.cost.network.reach import group_limits, limits_of
 from tutti.cost.network.recorded_programs import Asked, GroupKind, Recorded, require_runnable
 from tutti.cost.network.stage_boundaries import BoundaryPrice, SharedTiers, boundary_price
 from tutti.cost.plan.equal_instructions import Kinds
@@ -41,7 +41,7 @@ class StepContext:
         prices: Mapping[str, PoolPrices],
         memo: StepMemo | None = None,
     ) -> None:
-        network_lasts = limits_of(cluster) is None and not schedule.plan.collectives
+        network_lasts = group_limits(cluster) is None and not schedule.plan.collectives
         self._memo = (memo or StepMemo()).of_plan(network_lasts=network_lasts)
         self.schedule = schedule
         self.plan: Plan = schedule.plan

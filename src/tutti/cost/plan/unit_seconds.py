@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,18 @@ from tutti.cost.constants import Constants
 from tutti.cost.measured.calls import Call, unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.cost.measured.unit import measured_unit
-from tutti.cost.operators.exposed_communication import Spans
+from tutti.cost.network.group_placement import Placement
+from tutti.cost.operators.exposed_communication import (
+    AS_PRICED,
+    PerCollective,
+    Spans,
+    context_bytes,
+    context_once,
+    expert_bytes,
+    expert_once,
+    tensor_bytes,
+    tensor_once,
+)
 from tutti.cost.operators.operator_times import Passes, gemm_seconds
 from tutti.cost.operators.unit_times import (
     UnitSeconds,
@@ -27,6 +39,50 @@ from tutti.cost.operators.unit_times import (
 from tutti.models.spec import ModelSpec
 from tutti.models.tuned_operators import AdapterProduct, adapter_products
 from tutti.models.tuning import trained_share
+from tutti.plan.plan import ContextKind
+
+_EXPERT_STRIDE = 1.0  # expert groups of a Plan are consecutive chips
+
+
+class Inside(NamedTuple):
+    """How a replica computes a unit together, besides its degrees."""
+
+    overlap_chunks: int
+    context_kind: ContextKind
+    placement: Placement
+    made_once: bool = False  # weight gradients are added to nothing
+    longer: PerCollective = AS_PRICED  # its collectives take, where others send beside them
+
+
+class BlockCollectives(NamedTuple):
+    """What collectives inside a block move per rank and take, each once and uncut."""
+
+    num_bytes: PerCollective
+    seconds: PerCollective
+
+
+def block_collectives(
+    model: ModelSpec,
+    unit: int,
+    strategy: Strategy,
+    spans: Spans,
+    machine: Machine,
+    constants: Constants,
+) -> BlockCollectives:
+    """Return them for one workload; nothing of experts where the unit has none."""
+    inner = 0 < unit < model.head_unit
+    index = model.layer_blocks[unit - 1] if inner else 0
+    shape = Shape.of(model, index)
+    args = (strategy, machine, constants, spans)
+    size = tensor_bytes(shape, strategy)
+    routed = inner and model.blocks[index].moe is not None
+    seconds = (
+        tensor_once(size, *args),
+        context_once(shape, *args) * inner,
+        expert_once(shape, *args, _EXPERT_STRIDE) * routed,
+    )
+    moved = (size, context_bytes(shape, strategy) * inner, expert_bytes(shape, strategy) * routed)
+    return BlockCollectives(PerCollective(*map(float, moved)), PerCollective(*map(float, seconds)))
 
 
 def unit_seconds(
@@ -57,7 +113,7 @@ def unit_seconds(
             machine,
             constants,
             expert=model.blocks[index].moe is not None,
-            expert_stride=1.0,  # groups of a Plan are consecutive chips
+            expert_stride=_EXPERT_STRIDE,
             spans=spans,
             measured=measured,
         )

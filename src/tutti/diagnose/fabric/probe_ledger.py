@@ -4,7 +4,10 @@ A probe counts as lost when its sender said that it left, its receiver reported 
 did not name it. A host that reports nothing loses nothing: what was sent to it is unknown. Where
 most paths over a link have late probes, its queue is full: some loss and slow trains there are
 congestion, not a broken link, and are not held against anybody; loss of nearly all is. Delays are
-held against the path's own least delay, so that clocks may differ.
+held against the path's own least delay, so that clocks may differ. A late prober is no lossy link:
+reports count from when their sockets were read, by the least delay of the host's reports; while
+agents say that they run late, some loss and slow trains from and to them are not held against
+anybody, either.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from tutti.diagnose.fabric.likelihood import Blame, PathTrials, blame
 from tutti.errors import InputError
@@ -33,9 +36,11 @@ _IDLE_US = 1500  # a train that began later than this shared its way
 _LEAST_KEPT_S = 30.0  # of a path's least delay: clocks drift
 _SLOW = 0.45  # of what paths of the same length carry
 _LOSS_BACKGROUND, _RATE_BACKGROUND = 0.001, 0.05
+_LATE_S = 2.0  # after an agent said that it ran late: loss there is no link's
 _ENOUGH = 12.0  # log-likelihood: 1 in 160,000
 _CERTAIN = 0.5  # lost in the short run: the link is down, or a black hole
 
+N = TypeVar("N", int, float)
 Key = tuple[int, int, int]  # source, target, source port
 
 
@@ -72,6 +77,7 @@ class ProbeVerdict:
     slow: tuple[Blame, ...] = ()
     stalled: tuple[str, ...] = ()  # hosts that report nothing, though their kernels answer
     gone: tuple[str, ...] = ()  # hosts of which nothing comes: they or their links
+    late: tuple[str, ...] = ()  # hosts whose agents run late: some loss there is no link's
     congested: tuple[str, ...] = ()  # links whose queues are full
     paths: int = 0
 
@@ -91,6 +97,8 @@ class ProbeLedger:
         self._reported: dict[int, float] = {}
         self._answered: dict[int, float] = {}
         self._unsure: dict[int, float] = {}  # until when what a host does not name may be unknown
+        self._late: dict[int, float] = {}  # when an agent last said so
+        self._behind: dict[int, deque[tuple[float, float]]] = defaultdict(deque)  # as _Path.least
         self._began: float | None = None
         self._blamed: set[tuple[str, ...]] = set()
 
@@ -115,11 +123,15 @@ class ProbeLedger:
             path.came.update(first + i for i in range(int(mask).bit_length()) if mask >> i & 1)
         for source, port, delay in report["delays_us"]:
             self._delay(self._path(source, own, port), delay, now)
+        if report["overflowed"] or report.get("late", False):
+            self._late[own] = now
         for source, port, rate, began in report["trains"]:
             path = self._path(source, own, port)
-            if path.least and began - path.least[0][1] < _IDLE_US:
+            on_time = not (self._is_late(own, now) or self._is_late(source, now))
+            if on_time and path.least and began - path.least[0][1] < _IDLE_US:
                 path.rates.append((now, rate))
-        self._settle(own, now, unknown=report["overflowed"] or now < self._unsure[own])
+        read_at = now if "read_at" not in report else self._when(own, report["read_at"], now)
+        self._settle(own, read_at, now, unknown=report["overflowed"] or now < self._unsure[own])
         for peer, port, last in report["sent"]:
             path = self._path(own, peer, port)
             if last < (path.told[-1][1] if path.told else path.due):  # the agent has begun anew
@@ -145,28 +157,33 @@ class ProbeLedger:
             self._into[target].add(key)
         return self._paths[key]
 
+    def _is_late(self, host: int, now: float) -> bool:
+        return now - self._late.get(host, -1e9) < _LATE_S
+
+    def _when(self, host: int, read_at: float, now: float) -> float:
+        """Return when an agent read its sockets, at the latest, by the clock of who collects."""
+        behind = self._behind[host]
+        if behind and now - read_at < behind[0][1] - _LEAST_KEPT_S:  # a clock that begins anew
+            behind.clear()
+        return read_at + _least(behind, now - read_at, now)
+
     @staticmethod
     def _delay(path: _Path, delay: int, now: float) -> None:
-        least = path.least
-        while least and least[-1][1] >= delay:
-            least.pop()
-        least.append((now, delay))
-        while least[0][0] < now - _LEAST_KEPT_S:
-            least.popleft()
         path.heard_at = now
-        if delay - least[0][1] > _QUEUED_US:
+        if delay - _least(path.least, delay, now) > _QUEUED_US:
             path.queued_at = now
 
-    def _settle(self, target: int, now: float, *, unknown: bool) -> None:
+    def _settle(self, target: int, read_at: float, now: float, *, unknown: bool) -> None:
         """Judge the probes that a receiver's report must have named."""
         for key in self._into[target]:
             path = self._paths[key]
-            while path.told and path.told[0][0] <= now - _GRACE_S:
+            late = self._is_late(target, now) or self._is_late(key[0], now)
+            while path.told and path.told[0][0] <= read_at - _GRACE_S:
                 _, last = path.told.popleft()
                 sent = range(path.due + 1, last + 1)
                 if path.due >= 0 and not unknown:
                     lost = sum(sequence not in path.came for sequence in sent)
-                    path.trials.append(_Trials(now, len(sent), lost))
+                    path.trials.append(_Trials(now, len(sent), lost, late))
                     path.lost_at = now if lost else path.lost_at
                 path.came = {sequence for sequence in path.came if sequence > last}
                 path.due = last
@@ -224,6 +241,7 @@ class ProbeLedger:
             slow=tuple(slow),
             stalled=tuple(self._hosts[n] for n in self._silent(now, SILENT_S) if n in answering),
             gone=tuple(self._hosts[n] for n in self._silent(now, _GONE_S) if n not in answering),
+            late=tuple(name for n, name in enumerate(self._hosts) if self._is_late(n, now)),
             congested=congested,
             paths=sum(1 for _ in self._known()),
         )
@@ -296,6 +314,16 @@ class ProbeLedger:
             bad = sum(rate < reference for rate in recent)
             trials.append(PathTrials(parts=path.parts, trials=len(recent), bad=bad))
         return blame(trials, background=_RATE_BACKGROUND, enough=_ENOUGH)
+
+
+def _least(kept: deque[tuple[float, N]], value: N, now: float) -> N:
+    """Take one more value, and return the least of the last seconds."""
+    while kept and kept[-1][1] >= value:
+        kept.pop()
+    kept.append((now, value))
+    while kept[0][0] < now - _LEAST_KEPT_S:
+        kept.popleft()
+    return kept[0][1]
 
 
 def _directed(one: Blame) -> Blame:

@@ -38,6 +38,7 @@ _TRAINS_PER_S = 2  # of the host, over one path after another
 _TRACES = 30  # per tick, at most
 _FIRST_PORTS = 2  # probed before paths are known
 _STALL_S = 0.5
+_LATE_S = 0.25  # between ticks: an agent that runs so late says so
 _SILENT_S = 1.5  # without a probe of a peer: its kernel is asked
 _TAIL = TRAIN_PACKETS * 2 // 3  # from here on a train is as fast as the slowest link
 
@@ -90,7 +91,7 @@ class ProbeAgent:
         self._got: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._measured: list[tuple[int, int, float, int]] = []
         self._answered: set[int] = set()
-        self._lost_room = False
+        self._lost_room = self._late = False
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Probe until told to stop."""
@@ -104,6 +105,7 @@ class ProbeAgent:
         """Read what came, send what is due, report where it is time."""
         if now - self._ticked > _STALL_S:  # while we slept the kernel may have run out of room
             self._unsure_until = now + _STALL_S + 1.0
+        self._late |= now - self._ticked > _LATE_S
         self._ticked = now
         self._read(now)
         self._trace(now)
@@ -252,6 +254,8 @@ class ProbeAgent:
             "delays_us": delays,
             "trains": [list(one) for one in self._measured],
             "paths": [[peer, port, list(hops)] for peer, port, hops in news],
+            "read_at": self._ticked,
+            "late": self._late,
             "overflowed": self._lost_room or now < self._unsure_until,
             "silent": [p for p, heard in self._heard.items() if now - heard > _SILENT_S],
             "answered": sorted(self._answered),

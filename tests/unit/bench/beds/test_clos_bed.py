@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from statistics import fmean
 
@@ -11,6 +12,7 @@ import pytest
 from tutti.bench.beds.bed_flows import Connection, predicted_rates, random_set, run_set
 from tutti.bench.beds.clos_bed import MEGABIT, ClosBed, ClosSpec
 from tutti.bench.beds.namespaces import why_not
+from tutti.cli import main
 from tutti.errors import InputError
 from tutti.fabric.wiring import wire
 
@@ -68,3 +70,13 @@ def test_flows_get_their_fair_shares() -> None:
         bed.close()
     assert fmean(one.mean_error for one in found) <= 0.08
     assert fmean(one.slowest_error for one in found) <= 0.08
+
+
+@pytest.mark.parametrize("option", ["--flows", "--faults", "--healthy", "--jobs", "--failover"])
+def test_without_root_every_bed_is_refused_in_one_line(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError, match="a test bed needs root") as raised:
+        main.app(["bench", "fabric", option, "1"], standalone_mode=False)
+    assert "\n" not in str(raised.value)

@@ -35,6 +35,7 @@ class _Network:
         self.queue_us: dict[str, int] = {}
         self.rate: dict[str, float] = {}
         self.overflowed: set[int] = set()
+        self.late: set[int] = set()
 
     @staticmethod
     def nodes(a: int, b: int, port: int) -> list[str]:
@@ -61,7 +62,7 @@ class _Network:
             report: dict[str, Any] = {
                 "host": f"h{own}", "got": [], "delays_us": [], "trains": [], "paths": [],
                 "sent": [[p, q, self.last[own]] for p, q in self.pairs(own)],
-                "overflowed": own in self.overflowed,
+                "overflowed": own in self.overflowed, "late": own in self.late,
                 "answered": sorted(self.stopped) if self.answering else [],
             }  # fmt: skip
             for p, q in self.pairs(own):
@@ -178,6 +179,47 @@ def test_probes_to_a_host_that_has_not_begun_to_listen_are_no_losses() -> None:
     network.run(1.5)
     network.stopped = set()
     assert not network.run(4, judged_s=4).accused
+
+
+def test_some_loss_at_a_late_agent_is_no_links_but_loss_of_nearly_all_is() -> None:
+    network = _Network(lambda a, b, n: "h3" in (a, b) and n % 3 == 0)
+    network.late = {3}
+    verdict = network.run(20)
+    assert not verdict.accused
+    assert verdict.late == ("h3",)
+    network.late = set()
+    assert any("h3" in part for one in network.run(20).lossy for part in one.parts)
+    network = _Network(lambda a, b, n: (a, b) == ("spine 1", "leaf 1") and n > 40)
+    network.late = set(range(6))
+    network.run(12)
+    assert [one.parts for one in network.run(6).down] == [("spine 1 → leaf 1",)]
+
+
+def test_a_report_counts_from_when_its_sockets_were_read() -> None:
+    """The report was made before the probe was sent, and came after it was due."""
+    ledger = ProbeLedger({"a": "10.0.0.1", "b": "10.0.0.2"}, {})
+    skew = 5000.0
+
+    def tell(host: str, now: float, read_at: float, sent: int, got: int) -> None:
+        other = 1 if host == "a" else 0
+        ledger.take(
+            {
+                "host": host, "paths": [[other, 7071, ["x"]]], "trains": [], "answered": [],
+                "sent": [[other, 7071, sent]], "got": [[other, 7071, 0, (1 << got) - 1]],
+                "delays_us": [], "overflowed": False, "read_at": read_at + skew,
+            },
+            now,
+        )  # fmt: skip
+
+    for step in range(8):  # settled from 2 s on; what is sent has come by the next report
+        now = 0.5 * step
+        tell("a", now, now, 10 * step, 10 * step)
+        tell("b", now, now, 10 * step, 10 * step)
+    for step in range(1, 20):  # b's reports are held up for a second: they name what came by then
+        now = 4.0 + 0.5 * step
+        tell("a", now, now, 100 + 10 * step, 100 + 10 * step)
+        tell("b", now, now - 1.0, 100 + 10 * step, 100 + 10 * (step - 2) + 1)
+        assert not ledger.verdict(now).accused
 
 
 def test_what_is_no_report_is_refused() -> None:

@@ -1,0 +1,66 @@
+"""Groups over pools that hosts join, and programs whose rounds differ: priced as they replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from tutti.bench.fabric_prices import ALLOWED, price_rows
+from tutti.collective import Operation
+from tutti.cost.network.group_links import group_links
+from tutti.cost.network.programs import Efficiency, choose_program
+from tutti.document import Place
+from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
+
+MIXED = Cluster.from_document(
+    {
+        "name": "mixed",
+        "pools": [
+            {"name": "a", "node": "HGX-A800", "nodes": 8},
+            {"name": "p", "node": "OAM-8xP800", "nodes": 4},
+            {"name": "n", "node": "Atlas-16x910B", "nodes": 2},
+        ],
+        "fabric": {
+            "rail_optimized": True,
+            "tiers": [{"name": "leaf", "nodes": 8}, {"name": "spine"}],
+            "links": [
+                {"pools": ["a", "p"], "kind": "direct"},
+                {"pools": ["a", "n"], "kind": "host_forwarded", "nic_fraction": 0.5},
+                {"pools": ["p", "n"], "kind": "host_forwarded", "nic_fraction": 0.5},
+            ],
+        },
+    },
+    Place("mixed.yaml"),
+)
+
+
+def test_choices_among_pools_are_the_best_that_replay_and_prices_are_what_it_takes() -> None:
+    rows = price_rows(MIXED, sizes=(16e6, 1e9))
+    assert {row.group for row in rows} >= {"one chip of each node", "all of n"}
+    for row in rows:
+        assert row.choice_loss <= ALLOWED, row
+        if row.group == "one chip of each node":
+            assert row.price_error == pytest.approx(0.0, abs=ALLOWED), row
+
+
+def test_only_groups_that_meet_over_a_narrow_link_have_a_reach() -> None:
+    same, joined = (
+        group_links(MIXED, [Position(*place, 0) for place in places])
+        for places in ([("a", 0), ("p", 0)], [("a", 0), ("n", 0)])
+    )
+    assert same.reach is None
+    assert joined.reach is not None
+
+
+def test_rounds_of_a_tree_follow_each_other() -> None:
+    """Two halves go up and down two trees of three levels: each level moves two of them."""
+    links = group_links(MIXED, [Position("a", node, 0) for node in range(8)])
+    free = Efficiency(island=1.0, fabric=1.0, startup_s=0.0, hop_s=0.0)
+    size = 1e12  # so that latencies do not count
+    choice = choose_program(Operation.ALL_REDUCE, size, links, free)
+    priced = {(name, chunks): seconds for name, chunks, seconds in choice.alternatives}
+    nic = MIXED.pools[0].node.nic_bandwidth / 8
+    ring = 2 * 7 / 8 * size / nic
+    assert priced["ring", 1] == pytest.approx(ring, rel=1e-6)
+    assert priced["doubling", 1] == pytest.approx(ring, rel=1e-6)  # each round sends both ways
+    assert priced["tree", 1] == pytest.approx(2 * 3 * size / nic, rel=1e-6)
