@@ -58,7 +58,7 @@ def _table(answers: list[WayRounds]) -> Table:
 
     table = Table(title="Tokens per CPU second, float32, one thread per rank", box=box.HEAVY_HEAD)
     table.add_column("way", no_wrap=True)
-    for name in ("ranks", "tutti", "beside", "", "tutti is, by round", "losses"):
+    for name in ("ranks", "tutti", "peer", "peer has", "tutti is, by round", "losses"):
         table.add_column(name, justify="right")
     for answer in answers:
         ours = sum(r.ours for r in answer.rounds) / len(answer.rounds)
