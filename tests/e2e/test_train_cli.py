@@ -171,13 +171,29 @@ def test_an_earlier_run_is_destroyed_only_if_that_is_asked_for(
     assert names == {"latest", "step-000001"}
 
 
+FULL_DISK = """
+import errno, os, pathlib
+
+def full(path, *args, **options):
+    if path.name.endswith(".partial"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return mkdir(path, *args, **options)
+
+mkdir, pathlib.Path.mkdir = pathlib.Path.mkdir, full
+"""
+
+
 def test_a_last_save_that_fails_is_no_success(
-    whole: tuple[Path, str, str], here: Path, capsys: Capture
+    whole: tuple[Path, str, str], here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is where the next checkpoint would be written; a full disk is no different."""
+    """No folder can be made for a checkpoint, as on a full disk."""
     shutil.copytree(whole[0] / "out", here / "out")
     shutil.rmtree(here / "out" / "huggingface")
-    (here / "out" / "checkpoints" / "step-000005.partial").touch()
+    (here / "full").mkdir()
+    (here / "full" / "sitecustomize.py").write_text(FULL_DISK)
+    earlier = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, (str(here / "full"), earlier)))
+    monkeypatch.setenv("PYTHONPATH", path)
     code, out, err = tutti(capsys, "train", "train.yaml", "--resume", "--steps", "5", "--json")
     assert (code, out) == (1, "")
     assert len(err.splitlines()) == 1, err

@@ -33,6 +33,7 @@ PRELOADED = (
     "tutti.ranks.rendezvous", "tutti.comm", "tutti.huggingface.tokenizer",
 )  # fmt: skip
 _MOST_BYTES = 1 << 20
+_PATH = os.environ.get("PYTHONPATH")  # of the server, too
 _ABOVE = 200  # descriptors of a fork are moved here before they take their numbers
 
 
@@ -43,6 +44,7 @@ class _Server:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._owner = 0
+        self._processes: list[subprocess.Popen[bytes]] = []  # end with this one
 
     def fork(self, asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         with self._lock:
@@ -53,10 +55,11 @@ class _Server:
 
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True, cwd=ROOT,
         )  # fmt: skip
+        self._processes.append(process)
         theirs.close()
         return ours
 
@@ -104,7 +107,7 @@ class WarmProcess:
 
 
 def _started(command: Sequence[str], **options: Any) -> Any:
-    same = options["env"].get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    same = options["env"].get("PYTHONPATH") == _PATH
     warm = list(command[:2]) == [sys.executable, "-m"] and command[2] in MODULES
     return (WarmProcess if same and warm else subprocess.Popen)(command, **options)
 

@@ -65,6 +65,14 @@ def kind_of_vendor(vendor: str) -> str:
     return _VENDORS.get(name, name if name in kinds() else "cpu")
 
 
+def register_kernels(vendor: str) -> None:
+    """Register the kernels of a vendor's chips, without opening one: processes may be forked."""
+    if kind_of_vendor(vendor) == "cuda":
+        from tutti.accelerator import cuda
+
+        cuda.register_all()
+
+
 def count(kind: str) -> int:
     """Return how many devices of a kind this machine has."""
     if kind == "cpu":

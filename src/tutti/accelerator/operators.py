@@ -33,6 +33,7 @@ from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import (
     OVERRIDE,
     Implementation,
+    implementations,
     operator_names,
     overrides,
     usual,
@@ -63,7 +64,7 @@ class Operators(Inference):
             self._force(operator, name)
 
     def _force(self, operator: str, name: str) -> None:
-        known = {i.name: i for i in self._candidates[operator]}
+        known = {i.name: i for i in implementations(operator, self.device_type)}
         if name not in known:
             raise InputError(
                 f"operator '{operator}' on {self.device_type}: '{name}'; {hint(name, known)}"

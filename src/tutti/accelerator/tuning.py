@@ -26,7 +26,7 @@ from tutti.accelerator.profiling.cases import ProfileCase, prepare
 from tutti.accelerator.profiling.grid import default_cases, model_cases
 from tutti.accelerator.profiling.timer import Samples, Timer, describe, timer_for
 from tutti.accelerator.profiling.workspace import TORCH_DTYPES, Workspace
-from tutti.accelerator.registry import implementations, operator_names
+from tutti.accelerator.registry import implementations, operator_names, usual
 from tutti.accelerator.timing import seconds_of
 from tutti.cost.measured.forms import NARROW
 from tutti.errors import InputError, hint
@@ -162,7 +162,7 @@ def _measured(
     calls: dict[str, Callable[[], Any]] = {}
     size: Size | None = None
     first_s: dict[str, float] = {}
-    for implementation in implementations(case.operator, kind):
+    for implementation in usual(case.operator, kind):
         operators = _Watched(kind, forced={case.operator: implementation.name})
         try:
             prepare(case, space, operators).runs["forward"]()  # makes the call that is watched

@@ -128,12 +128,9 @@ class MemoryModel:
         return MemoryFlow(self._static, allocate, free)
 
     def effect(self, entry: Instruction) -> tuple[float, float]:
-        """Return the bytes that an instruction takes at its start and gives back at its end.
-
-        They are the same in every micro-batch.
-        """
+        """Return the bytes that an instruction takes at its start and gives back at its end."""
         op, micro_batch, start, stop, what, scope, _ = entry
-        key = (id(op), micro_batch < 0, start, stop, id(what), id(scope))  # of enumerations
+        key = (id(op), micro_batch < 0, start, stop, id(what), id(scope))  # any micro-batch's
         known = self._effects.get(key)
         if known is None:
             known = self._effects[key] = self._effect(entry)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from tutti.accelerator import cuda
-from tutti.accelerator.find import kind_of_vendor
+from tutti.accelerator.find import register_kernels
 from tutti.hardware.profile import shipped_profiles
 from tutti.observe.folder import RUN_FILE
 from tutti.train.data.opening import PackedData, open_data
@@ -25,8 +24,8 @@ def warm(folder: Path) -> None:
     importlib.import_module("torch._dynamo")  # comes with the first tensor otherwise, for 2 s
     shipped_profiles()
     job = Job.load(folder / RUN_FILE)
-    if any(kind_of_vendor(pool.chip.vendor) == "cuda" for pool in job.cluster.pools):
-        cuda.register_all()
+    for vendor in {pool.chip.vendor for pool in job.cluster.pools}:
+        register_kernels(vendor)
     job_facts(job)
     job.chip_profiles()
     job.predicted()

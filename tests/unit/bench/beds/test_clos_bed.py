@@ -72,11 +72,11 @@ def test_flows_get_their_fair_shares() -> None:
     assert fmean(one.slowest_error for one in found) <= 0.08
 
 
-@pytest.mark.parametrize("option", ["--flows", "--faults", "--healthy", "--jobs", "--failover"])
+@pytest.mark.parametrize("verb", ["flows", "faults", "healthy", "jobs", "failover"])
 def test_without_root_every_bed_is_refused_in_one_line(
-    option: str, monkeypatch: pytest.MonkeyPatch
+    verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InputError, match="a test bed needs root") as raised:
-        main.app(["bench", "fabric", option, "1"], standalone_mode=False)
+        main.app(["bench", "fabric", verb, "1"], standalone_mode=False)
     assert "\n" not in str(raised.value)

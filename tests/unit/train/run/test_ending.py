@@ -52,7 +52,8 @@ class Run:
         for loss in losses:
             history.add(loss, 0.1)
         context: Any = SimpleNamespace(
-            config=self.config, rank=0, plan=SimpleNamespace(job=SimpleNamespace(tokens=100)),
+            config=self.config, rank=0,
+            plan=SimpleNamespace(job=SimpleNamespace(tokens=100, average=False)),
             say=self.said.append, warn=self.said.append, spec=SimpleNamespace(tuning=None),
         )  # fmt: skip
         nothing: Any = None
