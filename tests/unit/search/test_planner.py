@@ -22,11 +22,18 @@ from tutti.search.answer.result import Objective
 from tutti.search.ask_from_values import make_problem
 from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.cutting.build_draft import split_batch
-from tutti.search.planner import plan
 from tutti.search.pricing.unit_tables import Config, Tables
-from tutti.search.question.effort import Progress
+from tutti.search.question.effort import Effort, Progress
 from tutti.search.question.space import Problem, Space
 from tutti.simulate.estimate import estimate
+
+SHORT = Effort(
+    last_mile=250_000
+)  # a tenth of a search: enough where the last per cent is not asked
+
+
+def plan(asked, effort=SHORT, **options):
+    return planner.plan(asked, effort=effort, **options)
 
 
 def problem(cluster: str = "small-mixed", **changes: object) -> Problem:
@@ -38,7 +45,7 @@ def problem(cluster: str = "small-mixed", **changes: object) -> Problem:
 
 @pytest.fixture(scope="module")
 def result():
-    return plan(problem())
+    return plan(problem(), effort=None)
 
 
 def test_the_plan_is_valid_proven_and_priced_as_it_is(result):
@@ -131,11 +138,8 @@ def test_an_interrupt_before_the_first_plan_says_so_and_nothing_of_memory(monkey
 
 _SCRIPT = """
 import json
-from tests.unit.search.test_planner import problem
+from tests.unit.search.test_planner import plan, problem
 from tutti.plan.files import plan_to_document
-from tutti.search import planner
-from tutti.search.ask_from_values import make_problem
-from tutti.search.planner import plan
 print(json.dumps(plan_to_document(plan(problem(), compare=False).best.plan), sort_keys=True))
 """
 
