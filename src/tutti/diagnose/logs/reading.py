@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.diagnose.logs.gate import Gate
-from tutti.errors import InputError, hint
+from tutti.errors import InputError
+from tutti.files import meant_instead
 
 BLOCK_BYTES = 4 << 20
 LONGEST_LINE = 4000  # characters of a line that are looked at
@@ -78,9 +79,7 @@ def log_files(paths: list[Path]) -> list[Path]:
         elif path.exists():
             found.append(path)
         else:
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-            remedy = f"; {hint(path.name, siblings)}" if 0 < len(siblings) < 200 else ""
-            raise InputError(f"{path}: no such file{remedy}")
+            raise InputError(f"{path}: no such file{meant_instead(path, folders=True)}")
     return list(dict.fromkeys(found))
 
 

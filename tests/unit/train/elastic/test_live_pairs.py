@@ -65,7 +65,8 @@ def test_masters_come_where_only_weights_to_compute_with_are_kept(tmp_path: Path
     def narrow(plan: Plan) -> Plan:
         return replace(plan, job=replace(plan.job, precision=PRECISIONS["bf16"]))
 
-    check(narrow(apart(3)), narrow(apart(0)), tmp_path)
+    crossed, _ = check(narrow(apart(3)), narrow(apart(0)), tmp_path)
+    assert crossed > 0  # `check` holds what came against the way over disk, bit by bit
 
 
 @pytest.mark.slow
