@@ -129,11 +129,11 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     drills = [
         {
             "fault": "kill",
-            "rank": len(parts) - 1 - n % 2,
+            "rank": rank,
             "step": 2 * WARM + 6 * n,
-            "instruction": 4,
+            "instruction": args.instruction,
         }
-        for n in range(args.kills)
+        for n, rank in enumerate(args.victims)
     ]
     if args.only_kills:
         killed = run(scratch, "killed", args, {"copies": 1, "drill": drills})
@@ -165,7 +165,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=44)
     parser.add_argument("--copies", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument(
+        "--victims", type=lambda text: [int(n) for n in text.split(",")], default=[2, 1, 2]
+    )
+    parser.add_argument("--instruction", type=int, default=4, help="at which a part is killed")
+    parser.add_argument("--turns", action="store_true", help="no MPS: processes take turns")
+    parser.add_argument("--logs", action="store_true", help="print what ranks wrote, at the end")
     parser.add_argument("--vocabulary", type=int, default=256)
     parser.add_argument("--only-kills", action="store_true", help="the run with kills alone")
     parser.add_argument("--rehearse", action="store_true")
@@ -174,13 +179,17 @@ def main() -> None:
         scratch = Path(temporary)
         if args.rehearse:
             args.model, args.length, args.batch = str(tiny(scratch)), 32, 8
-        with contextlib.nullcontext() if args.rehearse else shared_device(scratch):
+        alone = args.rehearse or args.turns
+        with contextlib.nullcontext() if alone else shared_device(scratch):
             try:
                 print(json.dumps(measure(args, scratch), indent=1))
             except BaseException:
-                for log in sorted(scratch.glob("*/logs/**/*.log")):  # else they go with the folder
-                    say(f"--- {log.relative_to(scratch)}\n{log.read_text()[-3000:]}")
+                args.logs = True
                 raise
+            finally:
+                wrote = [*scratch.glob("*/logs/**/*.log"), *scratch.glob("log/*.log")]
+                for log in sorted(wrote) if args.logs else ():
+                    say(f"--- {log.relative_to(scratch)}\n{log.read_text()[-9000:]}")
 
 
 def tiny(scratch: Path) -> Path:

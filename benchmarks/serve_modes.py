@@ -137,62 +137,107 @@ def adapters(given: argparse.Namespace) -> bool:
             SamplingParameters(max_tokens=24, ignore_end=True, adapter=(("", *names)[n % 9]))
             for n in range(12)
         ]
-        found = {}
+        logits: dict[bool, list[list[Tensor]]] = {}
+        tokens: dict[bool, list[tuple[int, ...]]] = {}
+        with Watch(engine) as watch:
+            for captured in (True, False):
+                engine.worker.adapters._slots.__dict__["asks_host"] = not captured
+                tokens[captured] = [tuple(one.tokens) for one in engine.generate(prompts, wishes)]
+                logits[captured] = watch.taken()
+            each = [engine.generate([p], w)[0] for p, w in zip(prompts, wishes, strict=True)]
+            alone = watch.taken()
+            bare = [tuple(one.tokens) for one in engine.generate(prompts)]
+            without = watch.taken()
         for captured in (True, False):
             engine.worker.adapters._slots.__dict__["asks_host"] = not captured
-            found[captured] = [one.tokens for one in engine.generate(prompts, wishes)]
             for kind, own in (("1 adapter", names[:1]), ("8 adapters", names)):
                 for batch in given.batches:
-                    each = decoded(engine, batch, own, 60 if captured else 10)
+                    seconds = decoded(engine, batch, own, 60 if captured else 10)
+                    how = "captured" if captured else "kernel by kernel"
+                    ratio = seconds / plain[batch]
                     print(
-                        f"batch {batch}, {kind}, {'captured' if captured else 'kernel by kernel'}: "
-                        f"{each * 1e3:.2f} ms a step, {each / plain[batch]:.2f} times without",
+                        f"batch {batch}, {kind}, {how}: {seconds * 1e3:.2f} ms a step, "
+                        f"{ratio:.2f} times without",
                         flush=True,
                     )
-        bare = [one.tokens for one in engine.generate(prompts)]
-        same = sum(a == b for a, b in zip(found[True], found[False], strict=True))
-        other = sum(a != b[: len(a)] for a, b in zip(found[True], bare, strict=True))
-        print(f"answers captured = kernel by kernel: {same} of 12; other than without: {other}")
-    return other > 0  # random weights answer by the last bit, which sizes of products change
+        apart, steps = furthest(logits[True], logits[False], tokens[True], tokens[False])
+        rounding, _ = furthest(logits[False], alone, tokens[False], [tuple(e.tokens) for e in each])
+        other, _ = furthest(logits[True], without, tokens[True], bare)
+        print(
+            f"logits captured and kernel by kernel differ by {apart:.3f} of their deviation "
+            f"in {steps} steps before tokens part; alone and beside others by {rounding:.3f}; "
+            f"with and without adapters by {other:.3f}"
+        )
+    return apart < 2 * rounding < other
+
+
+class Watch:
+    """Keeps the logits of every token that is sampled; steps captured from now on copy theirs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._worker, self._held = engine.worker, engine.scheduler.slots.held
+        self._original, self._launch = self._worker._logits, self._worker.launch
+        rows = self._worker.settings.slots
+        device = self._worker.accelerator.device
+        self._kept = torch.zeros(rows, self._worker.model.spec.vocab, device=device)
+        self._by_request: dict[int, list[Tensor]] = {}
+
+    def __enter__(self) -> Watch:
+        self._worker._logits, self._worker.launch = self._logits, self._launched  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker._logits, self._worker.launch = self._original, self._launch  # type: ignore[method-assign]
+
+    def taken(self) -> list[list[Tensor]]:
+        """Return the logits of all requests since the last call, in their order."""
+        taken = [self._by_request[request] for request in sorted(self._by_request)]
+        self._by_request.clear()
+        return taken
+
+    def _logits(self, x: Tensor, batch: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+        logits, positions = self._original(x, batch, rows)
+        self._kept[: len(logits), : logits.shape[1]].copy_(logits)
+        return logits, positions
+
+    def _launched(self, step: Any) -> Any:
+        result = self._launch(step)
+        for row, slot in enumerate(step.sample_slots):
+            own = self._held[int(slot)]
+            if own is not None:
+                self._by_request.setdefault(own.request.id, []).append(self._kept[row].clone())
+        return result
+
+
+def furthest(
+    one: list[list[Tensor]],
+    other: list[list[Tensor]],
+    tokens: list[tuple[int, ...]],
+    others: list[tuple[int, ...]],
+) -> tuple[float, int]:
+    """Return how far logits are apart, by their deviation, while two runs agree in tokens."""
+    apart, steps = 0.0, 0
+    for a, b, own, theirs in zip(one, other, tokens, others, strict=True):
+        for place, (first, second) in enumerate(zip(a, b, strict=False)):
+            if own[:place] != theirs[:place]:
+                break
+            apart = max(apart, float((first - second).abs().max() / first.std()))
+            steps += 1
+    return apart, steps
 
 
 def bits(engine: Engine, prompt: list[int], others: list[list[int]], place: int) -> list[Tensor]:
     """Return the logits of a request's answer, its prompt computed among others'."""
-    worker, found = engine.worker, []
-    original = worker._logits
-    request = -1
-
-    def watched(x: Tensor, batch: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
-        logits, positions = original(x, batch, rows)
-        current.append(logits)
-        return logits, positions
-
-    current: list[Tensor] = []
-    worker._logits = watched  # type: ignore[method-assign]
+    worker = engine.worker
     capturable, worker._capturable = worker._capturable, False
     wish = SamplingParameters(max_tokens=12, ignore_end=True, salt=f"{next(SALTS)}")
-    launch = worker.launch
-
-    def launched(step: Any) -> Any:
-        current.clear()
-        result = launch(step)
-        for row, slot in zip(step.sample_rows, step.sample_slots, strict=True):
-            own = engine.scheduler.slots.held[int(slot)]
-            if own is not None and own.request.id == request and current:
-                at = [int(r) for r in step.sample_rows].index(int(row))
-                found.append(current[0][at].clone())
-        return result
-
-    worker.launch = launched  # type: ignore[method-assign]
-    asked = [*others[:place], prompt, *others[place:]]
-    for number, one in enumerate(asked):
-        added = engine.add(one, wish)
-        if number == place:
-            request = added
-    while not engine.is_idle or engine._launched:
-        engine.step()
-    worker._logits, worker._capturable, worker.launch = original, capturable, launch  # type: ignore[method-assign]
-    return found
+    with Watch(engine) as watch:
+        for one in (*others[:place], prompt, *others[place:]):
+            engine.add(one, wish)
+        while not engine.is_idle or engine._launched:
+            engine.step()
+    worker._capturable = capturable
+    return watch.taken()[place]
 
 
 def differing(one: list[Tensor], other: list[Tensor]) -> int:

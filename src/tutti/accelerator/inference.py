@@ -119,10 +119,14 @@ class Inference(Narrowing):
         return y
 
     def adapted_linear(
-        self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor
-    ) -> Tensor:
-        """Return y (T, out) plus up[a]·down[a]·x of each row's adapter a (T,); −1: nothing."""
-        added: Tensor = self._run("adapted_linear", y, x, down, up, adapters)
+        self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor,
+        order: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return y (T, out) plus up[a]·down[a]·x of each row's adapter a (T,); −1: nothing.
+
+        `order` (T,): the rows, those of one adapter together.
+        """
+        added: Tensor = self._run("adapted_linear", y, x, down, up, adapters, order)
         return added
 
     def store_pages(

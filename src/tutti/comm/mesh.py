@@ -77,6 +77,7 @@ class Mesh:
         self._outs: dict[int, OutLink] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._incoming: list[_Incoming] = []
+        self._ended: list[SharedReader] = []  # of connections that ended
         self._left: set[int] = set()
         self._came: dict[tuple[int, int], int] = {}  # frames of connections that ended, by number
         self._doors: list[Door] = []
@@ -236,7 +237,10 @@ class Mesh:
         if incoming in self._incoming:
             self._incoming.remove(incoming)
         if incoming.reader is not None:
-            incoming.reader.close()
+            # Pieces may still lie there. And under MPS, to take memory back from the driver while
+            # another process that had it pinned is being killed is an illegal access for everybody
+            # on the device.
+            self._ended.append(incoming.reader)
         if incoming.arrivals is None:
             return
         self._came[incoming.peer, incoming.number] = incoming.arrivals.close()
@@ -286,5 +290,7 @@ class Mesh:
                 incoming.arrivals.close()
             if incoming.reader is not None:
                 incoming.reader.close()
+        for reader in self._ended:
+            reader.close()
         for inbox in self._inboxes.values():
             inbox.clear()

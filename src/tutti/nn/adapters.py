@@ -40,6 +40,7 @@ class Slots:
     def __init__(self, model: Model, *, slots: int, rank: int) -> None:
         self.slots, self.rank = slots, rank
         self.rows_t: Tensor | None = None  # each token's slot, −1: none; None: nobody has one
+        self.order_t: Tensor | None = None  # the tokens, those of one slot together
         self._model = model
         parallel = model.parallel
         self._whole = not parallel.sequence_parallel and parallel.overlap_chunks == 1
@@ -144,4 +145,5 @@ class Room:
         rows = self._slots.rows_t
         if rows is None:
             return y
-        return operators.adapted_linear(y, x, self.down, self.up, rows)
+        order = self._slots.order_t
+        return operators.adapted_linear(y, x, self.down, self.up, rows, order)

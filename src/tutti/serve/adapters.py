@@ -101,9 +101,12 @@ class Adapters:
             return None
         return np.array(slots, np.int64)
 
-    def use(self, rows_t: Tensor | None) -> None:
-        """Tell the model the slot of each token's adapter; None: no token has one."""
-        self._slots.rows_t = rows_t
+    def use(self, rows_t: Tensor | None, order_t: Tensor | None = None) -> None:
+        """Tell the model the slot of each token's adapter; None: no token has one.
+
+        `order_t`: the tokens, those of one slot together.
+        """
+        self._slots.rows_t, self._slots.order_t = rows_t, order_t
 
     @property
     def rooms(self) -> int:

@@ -62,6 +62,7 @@ class Given(NamedTuple):
     sample_tokens_s: Tensor  # the token that each sample comes after
     sample_slots_s: Tensor
     adapters_t: Tensor  # the slot of each token's adapter; −1: none
+    adapter_order_t: Tensor  # the tokens, those of one adapter together
 
 
 class StepInputs:
@@ -112,9 +113,12 @@ class StepInputs:
             sample_slots=(step.sample_slots, self._nobody),
         )
         if adapters is None:
-            del indices["adapters"]  # the last column
+            del indices["adapters"], indices["adapter_order"]  # the last columns
         else:
-            _fill(self._indices, indices, adapters=(np.repeat(adapters, step.queries), -1))
+            slot_t = np.full(shape.tokens, -1)
+            slot_t[: len(row_t)] = adapters[row_t]
+            order_t = np.argsort(slot_t, kind="stable")
+            _fill(self._indices, indices, adapters=(slot_t, -1), adapter_order=(order_t, 0))
         self._numbers.send(_end(numbers))
         self._indices.send(_end(indices))
         return self.seen(shape)
@@ -126,6 +130,7 @@ class StepInputs:
         given = self.seen(shape)
         given.sample_slots_s.fill_(self._nobody)
         given.adapters_t.fill_(-1)
+        given.adapter_order_t.copy_(torch.arange(shape.tokens))
         return given
 
     def rehearsed(self, shape: Shape, wide: Shape, keys: int) -> Given:
@@ -183,6 +188,7 @@ class StepInputs:
             index["sample_tokens"],
             index["sample_slots"],
             index["adapters"],
+            index["adapter_order"],
         )
 
     def _columns(self, shape: Shape) -> tuple[Columns, Columns]:
@@ -197,7 +203,7 @@ class StepInputs:
         )
         indices = _placed(
             tokens=tokens, rows=tokens, positions=tokens, places=tokens, bases=rows, slots=rows,
-            sample_tokens=samples, sample_slots=samples, adapters=tokens,
+            sample_tokens=samples, sample_slots=samples, adapters=tokens, adapter_order=tokens,
         )  # fmt: skip
         return numbers, indices
 

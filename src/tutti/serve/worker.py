@@ -214,8 +214,12 @@ class Worker:
         """Write a step of its own size, and tell the model of its adapters."""
         adapters = self._adapters_of(step)
         given = self._inputs.take(step, Shape.of(step), adapters)
-        self.adapters.use(None if adapters is None else given.adapters_t)
+        self._use_adapters(given, adapted=adapters is not None)
         return given
+
+    def _use_adapters(self, given: Given, *, adapted: bool) -> None:
+        """Tell the model which adapter each token of a step has."""
+        self.adapters.use(*((given.adapters_t, given.adapter_order_t) if adapted else (None,)))
 
     def _replayed(self, step: Step) -> tuple[Tensor, Tensor] | None:
         """Return a step's tokens and ends, filled up to a size; None where that cannot be."""
@@ -245,7 +249,7 @@ class Worker:
 
     def _plain(self, given: Given, *, draws: bool, adapted: bool = False) -> tuple[Tensor, Tensor]:
         """Compute a step of which tokens are wanted and nothing else: the host is not asked."""
-        self.adapters.use(given.adapters_t if adapted else None)
+        self._use_adapters(given, adapted=adapted)
         batch, rows = self._batch(given, ones=given.slots_b.shape[0])
         x = self._stream(batch)
         logits, positions = self._logits(x, batch, rows)

@@ -41,7 +41,7 @@ def mesh_with(told: list[str], *, resend_bytes: int = 1 << 20) -> Mesh:
     )
     mesh = Mesh.__new__(Mesh)
     mesh._owner, mesh._events = owner, events
-    mesh._incoming, mesh._came, mesh._left = [], {}, set()
+    mesh._incoming, mesh._came, mesh._left, mesh._ended = [], {}, set(), []
     return mesh
 
 

@@ -12,13 +12,19 @@ from tutti.accelerator.products import linear_product
 from tutti.accelerator.registry import Implementation, register
 
 
-def adapted_linear(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor) -> Tensor:
+def adapted_linear(
+    y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor, order: Tensor | None = None
+) -> Tensor:
     """Return y plus what each row's adapter adds; y itself if no row has one."""
+    del order  # rows are gathered here
     return _each(y, x, down, up, adapters, linear_product)
 
 
-def unchanging(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor) -> Tensor:
+def unchanging(
+    y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Tensor, order: Tensor | None = None
+) -> Tensor:
     """Return the same, with the same bits whatever the other rows are."""
+    del order
     return _each(y, x, down, up, adapters, invariant.linear)
 
 

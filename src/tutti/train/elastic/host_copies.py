@@ -126,6 +126,10 @@ class HostCopies:
                 "copy less often"
             )
 
+    def forget_engine(self) -> None:
+        """Let the engine go whose state was copied; the memory of the copies stays."""
+        self._pieces = None
+
     def _arrived(self, turn: int, step: int) -> bool:
         """Wait for the partners to have a copy; False where they do not get it in time."""
         mark = label_path(self._folder, self._chip, turn).with_suffix(ARRIVED)

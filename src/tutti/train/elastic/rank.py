@@ -243,6 +243,8 @@ class ElasticRank:
         if not counts:
             self._kept, self._held = None, (0, -1)
         if live is not None and self._accelerator is not None:
+            if self._copies is not None:
+                self._copies.forget_engine()
             del live
             let_go(self._accelerator)
 

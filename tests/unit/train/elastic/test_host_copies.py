@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,24 @@ def test_pieces_are_made_anew_only_where_their_memory_is_another(tmp_path: Path)
 
 def plain() -> Plan:
     return of_job(DENSE["one chip"], "fp32")
+
+
+def test_copies_do_not_keep_an_engine_that_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+
+    def work(one: Run) -> None:
+        one.begin()
+        one.train(1)
+        copies = HostCopies(tmp_path / "memory", "p/0/0", 1)
+        copies.take(one.engine, Progress(step=1, samples=0))
+        copies.wait()
+        engine = weakref.ref(one.engine)
+        del one.engine
+        gc.collect()
+        assert engine() is not None
+        copies.forget_engine()
+        gc.collect()
+        assert engine() is None
+        assert newest(tmp_path / "memory", "p/0/0").step == 1
+
+    run(plain(), tmp_path / "run", work)

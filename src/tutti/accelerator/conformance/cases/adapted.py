@@ -14,8 +14,10 @@ def _case(
     rank: int = 8,
     count: int = 3,
     layout: Layout = "contiguous",
+    ordered: bool = False,
 ) -> Case:
     rows = len(adapters)
+    together = sorted(range(rows), key=lambda row: adapters[row])
     return Case(
         "adapted_linear",
         name,
@@ -25,6 +27,7 @@ def _case(
             Values((count, rank, width), width**-0.5, trained=False),
             Values((count, out, rank), rank**-0.5, trained=False),
             Integers(adapters),
+            *((Integers(tuple(together)),) if ordered else ()),
         ),
         terms=max(width, rank),
     )
@@ -39,4 +42,6 @@ CASES = (
     _case("sliced input", (2, -1, 0, 1), 48, 32, layout="sliced"),
     _case("many tokens", (0, 1, -1, 2, 1) * 103, 24, 40, rank=4),
     _case("no tokens", (), 32, 48),
+    _case("rows of one adapter together", (2, 0, -1, 1, 0, 2, -1, 1) * 7, 576, 80, ordered=True),
+    _case("many tokens, together", (0, 1, -1, 2, 1) * 231, 40, 24, rank=4, ordered=True),
 )

@@ -1,0 +1,49 @@
+"""Shared memory of a rank that is gone: the device keeps it until all is closed."""
+
+from __future__ import annotations
+
+import mmap
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.unit.comm.test_mesh_numbers import mesh_with
+from tutti.comm.frames import Frame, Kind, Tag
+from tutti.comm.mesh import _Incoming
+from tutti.comm.transport.shared import SharedReader
+
+BYTES = mmap.PAGESIZE
+
+
+def test_memory_of_a_lost_rank_is_pinned_until_the_mesh_closes() -> None:
+    pinned: set[int] = set()
+    taken: list[torch.Tensor] = []
+
+    def pin(memory: torch.Tensor) -> bool:
+        pinned.add(memory.data_ptr())
+        return True
+
+    owner: Any = SimpleNamespace(pin=pin, unpin=lambda memory: pinned.remove(memory.data_ptr()))
+    told: list[str] = []
+    mesh = mesh_with(told)
+    mesh._doors, mesh._outs, mesh._inboxes = [], {}, {}
+    mesh._listeners = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    incoming = _Incoming(3, reader=SharedReader(mmap.mmap(-1, BYTES), owner))
+    mesh._incoming.append(incoming)
+    frame = Frame(Kind.SHARED, Tag(0, 0), total=8, length=8, place=0)
+    inbox: Any = SimpleNamespace(
+        spill=lambda place: None, take=lambda frame, source, then: taken.append(source)
+    )
+    assert incoming.reader is not None
+    incoming.reader.arrived(frame, None, inbox)  # type: ignore[arg-type]
+    (piece,) = taken
+    assert pinned == {piece.data_ptr()}
+
+    mesh._closed(incoming, "broke the connection")
+    assert told == ["broken 3: broke the connection"]
+    assert mesh._incoming == []
+    assert pinned == {piece.data_ptr()}  # copies of it may be under way in any process
+
+    mesh.close()
+    assert pinned == set()
