@@ -77,10 +77,10 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
-OptimizerName = Literal["adamw", "adamw8bit", "lion", "muon", "sgd"]
-MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parameter
+OptimizerName = Literal["adamw", "adamw8bit", "adafactor", "lion", "muon", "sgd"]
+MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parameter, in its size
     "adamw": ("mean", "square"), "adamw8bit": ("mean", "square"), "lion": ("mean",),
-    "muon": ("mean", "square"), "sgd": (),
+    "adafactor": (), "muon": ("mean", "square"), "sgd": (),
 }  # fmt: skip
 EIGHT_BIT = ("adamw8bit",)  # whose moments are codes of 8 bits
 AVERAGE_BYTES = 4.0  # of the running mean of a parameter

@@ -20,8 +20,8 @@ from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import is_read_again
 from tutti.ownership.ownership import Block, Span
+from tutti.ownership.rectangles import Rectangle, rectangles
 from tutti.plan.job import MOMENTS
-from tutti.train.checkpoint.rectangles import Rectangle, rectangles
 from tutti.train.state.span_gradients import local_part
 from tutti.train.state.state import SpanState
 

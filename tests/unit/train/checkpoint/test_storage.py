@@ -18,7 +18,7 @@ from tests.support.training import in_fp32
 from tutti.errors import InputError, TuttiError
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
 from tutti.train.checkpoint.manifest import SavedFile, saved_file
-from tutti.train.checkpoint.rectangles import Rectangle
+from tutti.ownership.rectangles import Rectangle
 from tutti.train.checkpoint.storage import (
     StoredPart,
     Written,
