@@ -130,7 +130,10 @@ class Job:
         """What updating one parameter reads and writes."""
         precision = self.precision
         weight = precision.parameters.num_bytes * (2 if precision.master is None else 1)
-        return precision.gradients.num_bytes + 2.0 * self.state_bytes + weight
+        gradient = precision.gradients.num_bytes
+        if self.optimizer == "adafactor":  # squared twice, scaled to be measured, and to be taken
+            gradient = 4.0 * gradient + 5.0 * 4.0
+        return gradient + 2.0 * self.state_bytes + weight
 
     @property
     def moment_bytes(self) -> float:

@@ -21,7 +21,7 @@ _OPTIMIZERS = {
     "adamw_torch_npu_fused": "adamw", "adamw_apex_fused": "adamw", "adamw_hf": "adamw",
     "adamw_8bit": "adamw8bit", "adamw_bnb_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
     "paged_adamw_8bit": "adamw8bit", "paged_adamw_32bit": "adamw",
-    "lion_32bit": "lion", "paged_lion_32bit": "lion", "sgd": "sgd",
+    "lion_32bit": "lion", "paged_lion_32bit": "lion", "sgd": "sgd", "adafactor": "adafactor",
 }  # fmt: skip
 TAKEN = frozenset({
     "output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate",

@@ -24,7 +24,8 @@ from tests.support.training import (
 )
 from tutti.accelerator.reference.optimizer import TensorSettings, orthogonal
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Plan
+from tutti.plan.edits import each_replica, with_stage
+from tutti.plan.plan import Offload, Plan
 from tutti.ranks.single_rank import plan_alone
 from tutti.train.engine.engine import Engine
 from tutti.train.state.matrices import SCALE
@@ -102,6 +103,24 @@ def test_muon(name: str) -> None:
 @pytest.mark.parametrize("name", [*FEW, SHARDED])
 def test_adafactor(name: str) -> None:
     check_against_one(name, "adafactor")
+
+
+def test_adafactor_with_gradients_on_the_host() -> None:
+    """They are read where they lie, and the losses are those of gradients on the chip."""
+    plan = in_fp32(PLANS[FEW[0]], "adafactor")
+    spec, stage = plan.model.spec, plan.pipelines[0].stages[0]
+    assert spec is not None
+    away = Offload(optimizer=((0, 4),), gradients=((1, 3),))
+    held = with_stage(plan, 0, 0, each_replica(stage, lambda r: replace(r, offload=away)))
+
+    def losses(plan: Plan) -> list[object]:
+        def one(links: object) -> list[float]:
+            engine = engine_of(plan, spec, links)
+            return [engine.step(batches_of(engine, n), settings()).loss for n in range(3)]
+
+        return World(plan.num_ranks).run(one)
+
+    assert losses(held)[0] == pytest.approx(losses(plan)[0], rel=1e-6)
 
 
 def test_adafactor_is_transformers() -> None:

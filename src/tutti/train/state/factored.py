@@ -72,6 +72,17 @@ class FactoredTensor:
             if low < high and (self.alone or speaks(part, pipeline)):
                 yield part, low, high
 
+    def written(self, pipeline: int) -> Iterator[tuple[int, int]]:
+        """Yield the stacked matrices (or all) whose means this rank writes: nobody else does.
+
+        The first holder of their first element writes them.
+        """
+        for part in self.parts:
+            intervals, state = part.block.intervals, part.state
+            begins = [start for start, _ in intervals[len(intervals) > 2 :]]
+            if not any(begins) and speaks(part, pipeline) and state.rank == state.span.holders[0]:
+                yield intervals[0] if len(intervals) > 2 else (self.first, self.last)
+
     def factors(self, times: Tensor) -> dict[str, Tensor]:
         """Return what the gradient of an element is multiplied with, by its row and column."""
         if "square" in self.means:
