@@ -23,6 +23,7 @@ _LONGER = {
         "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256,
     },
 }  # fmt: skip
+_TEACHER = {**_TINY, "hidden_size": 96, "intermediate_size": 256, "tie_word_embeddings": False}
 TINY_MODEL: dict[str, dict[str, Any]] = {"": _TINY, "longer-context": _LONGER}
 
 
@@ -92,9 +93,25 @@ def _right(text, wanted):
 '''
 
 
+def _teacher() -> str:
+    return """# The teacher of distillation.yaml: a larger model, fine-tuned on the same chats
+# run: tutti train teacher.yaml
+model: tiny-teacher        # your Hugging Face folder; one that is fine-tuned needs no such run
+cluster: laptop
+data: {train: [chats.jsonl], holdout: 0.05, tokenizer: bytes}
+job: {sequence_length: 128, global_batch: 4}
+optimizer: {learning_rate: 3e-3, warmup_steps: 3}
+steps: 60
+validation: {every: 20}
+output: out/teacher
+"""
+
+
 EXAMPLES: dict[str, Callable[[], str]] = {
     "chats.jsonl": _chats,
     "pairs.jsonl": _pairs,
     "prompts.jsonl": _prompts,
     "rewards.py": _rewards,
+    "teacher.yaml": _teacher,
+    "tiny-teacher/config.json": lambda: json.dumps(_TEACHER, indent=2) + "\n",
 }
