@@ -1,4 +1,4 @@
-"""The recipes that ship: found, read, and copied beside what they need to run."""
+"""The recipes that ship: listed, read, and copied beside what they need to run."""
 
 from __future__ import annotations
 

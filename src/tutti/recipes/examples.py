@@ -43,10 +43,10 @@ def _chats() -> str:
         {
             "messages": [
                 {"role": "user", "content": question},
-                {"role": "assistant", "content": json.dumps({"answer": found})},
+                {"role": "assistant", "content": json.dumps({"answer": total})},
             ]
         }
-        for question, found in _sums(400)
+        for question, total in _sums(400)
     )
 
 
@@ -54,17 +54,17 @@ def _pairs() -> str:
     return _lines(
         {
             "prompt": [{"role": "user", "content": question}],
-            "chosen": [{"role": "assistant", "content": json.dumps({"answer": found})}],
-            "rejected": [{"role": "assistant", "content": f"I think that it is {found}."}],
+            "chosen": [{"role": "assistant", "content": json.dumps({"answer": total})}],
+            "rejected": [{"role": "assistant", "content": f"I think that it is {total}."}],
         }
-        for question, found in _sums(300)
+        for question, total in _sums(300)
     )
 
 
 def _prompts() -> str:
     return _lines(
-        {"prompt": [{"role": "user", "content": question}], "answer": found}
-        for question, found in _sums(200)
+        {"prompt": [{"role": "user", "content": question}], "answer": total}
+        for question, total in _sums(200)
     )
 
 
@@ -86,10 +86,10 @@ def right(answers, record):
 
 def _right(text, wanted):
     try:
-        found = json.loads(text)
+        answer = json.loads(text)
     except ValueError:
         return 0.0
-    return 1.0 if found == {"answer": wanted} else 0.2
+    return 1.0 if answer == {"answer": wanted} else 0.2
 '''
 
 
