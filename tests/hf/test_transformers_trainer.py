@@ -244,6 +244,7 @@ def keys(trainer: Trainer) -> dict[str, Any]:
             {"decay": 2},
         ),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw8bit"}),
+        ({"optim": "adafactor"}, {"optimizer": "adafactor"}),
         ({"seed": 3, "data_seed": 9}, {"seed": 9}),
         ({"bf16": True}, {"precision": "bf16"}),
     ],

@@ -15,6 +15,7 @@ from tutti.accelerator import open_accelerator
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
+from tutti.plan.factored_means import mean_shapes
 from tutti.plan.plan import Plan
 from tutti.train.checkpoint import Checkpointer, CheckpointSettings, Progress
 from tutti.train.checkpoint.contents import StateKind, kept_pieces
@@ -114,7 +115,9 @@ def whole(spec: ModelSpec, ranks: list[list[tuple[str, tuple[slice, ...], Tensor
     }
     found: dict[str, Tensor] = {}
     for key, slices, value in (piece for rank in ranks for piece in rank):
-        nothing = torch.full(shapes[key.partition("/")[2]], float("nan"), dtype=value.dtype)
+        kind, _, name = key.partition("/")
+        shape = mean_shapes(shapes[name]).get(kind, shapes[name])
+        nothing = torch.full(shape, float("nan"), dtype=value.dtype)
         tensor = found.setdefault(key, nothing)
         old = tensor[slices]
         assert torch.equal(old[~old.isnan()], value[~old.isnan()]), f"ranks disagree on {key}"

@@ -77,10 +77,10 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
-OptimizerName = Literal["adamw", "adamw8bit", "lion", "muon", "sgd"]
-MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parameter
+OptimizerName = Literal["adamw", "adamw8bit", "adafactor", "lion", "muon", "sgd"]
+MOMENTS: dict[str, tuple[str, ...]] = {  # what each optimizer keeps of a parameter, in its size
     "adamw": ("mean", "square"), "adamw8bit": ("mean", "square"), "lion": ("mean",),
-    "muon": ("mean", "square"), "sgd": (),
+    "adafactor": (), "muon": ("mean", "square"), "sgd": (),
 }  # fmt: skip
 EIGHT_BIT = ("adamw8bit",)  # whose moments are codes of 8 bits
 AVERAGE_BYTES = 4.0  # of the running mean of a parameter
@@ -130,7 +130,10 @@ class Job:
         """What updating one parameter reads and writes."""
         precision = self.precision
         weight = precision.parameters.num_bytes * (2 if precision.master is None else 1)
-        return precision.gradients.num_bytes + 2.0 * self.state_bytes + weight
+        gradient = precision.gradients.num_bytes
+        if self.optimizer == "adafactor":  # squared twice, scaled to be measured, and to be taken
+            gradient = 4.0 * gradient + 5.0 * 4.0
+        return gradient + 2.0 * self.state_bytes + weight
 
     @property
     def moment_bytes(self) -> float:

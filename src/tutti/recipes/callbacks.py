@@ -83,5 +83,5 @@ class TrainerCallbacks:
 
     def _tell(self, name: str, **words: Any) -> None:
         for callback in self._each:
-            found = getattr(callback, name)(self._args, self.state, self.control, **words)
-            self.control = self.control if found is None else found
+            control = getattr(callback, name)(self._args, self.state, self.control, **words)
+            self.control = self.control if control is None else control

@@ -1,4 +1,4 @@
-"""The recipes that ship: found, read, and copied beside what they need to run."""
+"""The recipes that ship: listed, read, and copied beside what they need to run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,21 @@ class Recipe:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The example data that it names."""
-        return tuple(name for name in EXAMPLES if name in self.text)
+        """What it names of the examples, and what these name."""
+        named = [name for name in EXAMPLES if name in self.text]
+        text = self.text + "".join(EXAMPLES[name]() for name in named)
+        return tuple(name for name in EXAMPLES if name.split("/")[0] in text)
+
+    @property
+    def command(self) -> str:
+        """What runs it, from the folder that it is in."""
+        return self.text.splitlines()[1].removeprefix("# run: ")
 
 
 def names() -> list[str]:
     """Return what there is."""
-    found = (entry.name for entry in resources.files(__package__).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    entries = (entry.name for entry in resources.files(__package__).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
 
 
 def find(name: str) -> Recipe:

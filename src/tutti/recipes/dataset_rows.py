@@ -28,7 +28,7 @@ def rows_of(dataset: Any, collator: Any, *, most: int, what: str) -> list[dict[s
     if not hasattr(dataset, "__len__") and not most:
         raise InputError(f"Trainer: '{what}' has no length; give max_steps")
     labels = _labels_of(collator)
-    found = []
+    plain_rows = []
     for row in islice(_iterated(dataset), most or None):
         if not isinstance(row, Mapping):
             raise InputError(f"Trainer: a row of '{what}' is no mapping; give {{'input_ids': …}}")
@@ -36,8 +36,8 @@ def rows_of(dataset: Any, collator: Any, *, most: int, what: str) -> list[dict[s
         if labels is not None and "input_ids" in plain:
             pad = labels
             plain["labels"] = [NO_LABEL if one == pad else one for one in plain["input_ids"]]
-        found.append(plain)
-    return found
+        plain_rows.append(plain)
+    return plain_rows
 
 
 def _iterated(dataset: Any) -> Iterator[Any]:

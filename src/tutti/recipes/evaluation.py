@@ -44,15 +44,15 @@ def folder_logps(
 ) -> list[float]:
     """Return each item's log-probability: that of its prompt's last tokens."""
     parameters = SamplingParameters(max_tokens=1, prompt_logprobs=0, adapter=adapter)
-    found: list[float] = []
+    logps: list[float] = []
     for start in range(0, len(task.items), _AT_A_TIME):
         some = task.items[start : start + _AT_A_TIME]
         done = engine.generate([list(item.tokens) for item in some], parameters)
-        found += [
+        logps += [
             _sum(item, one.prompt_logprobs or ()) for item, one in zip(some, done, strict=True)
         ]
-        progress(task.name, len(found), len(task.items))
-    return found
+        progress(task.name, len(logps), len(task.items))
+    return logps
 
 
 def _sum(item: Scored, logprobs: Sequence[Any]) -> float:

@@ -23,6 +23,7 @@ _LONGER = {
         "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256,
     },
 }  # fmt: skip
+_TEACHER = {**_TINY, "hidden_size": 96, "intermediate_size": 256, "tie_word_embeddings": False}
 TINY_MODEL: dict[str, dict[str, Any]] = {"": _TINY, "longer-context": _LONGER}
 
 
@@ -42,10 +43,10 @@ def _chats() -> str:
         {
             "messages": [
                 {"role": "user", "content": question},
-                {"role": "assistant", "content": json.dumps({"answer": found})},
+                {"role": "assistant", "content": json.dumps({"answer": total})},
             ]
         }
-        for question, found in _sums(400)
+        for question, total in _sums(400)
     )
 
 
@@ -53,17 +54,17 @@ def _pairs() -> str:
     return _lines(
         {
             "prompt": [{"role": "user", "content": question}],
-            "chosen": [{"role": "assistant", "content": json.dumps({"answer": found})}],
-            "rejected": [{"role": "assistant", "content": f"I think that it is {found}."}],
+            "chosen": [{"role": "assistant", "content": json.dumps({"answer": total})}],
+            "rejected": [{"role": "assistant", "content": f"I think that it is {total}."}],
         }
-        for question, found in _sums(300)
+        for question, total in _sums(300)
     )
 
 
 def _prompts() -> str:
     return _lines(
-        {"prompt": [{"role": "user", "content": question}], "answer": found}
-        for question, found in _sums(200)
+        {"prompt": [{"role": "user", "content": question}], "answer": total}
+        for question, total in _sums(200)
     )
 
 
@@ -85,11 +86,25 @@ def right(answers, record):
 
 def _right(text, wanted):
     try:
-        found = json.loads(text)
+        answer = json.loads(text)
     except ValueError:
         return 0.0
-    return 1.0 if found == {"answer": wanted} else 0.2
+    return 1.0 if answer == {"answer": wanted} else 0.2
 '''
+
+
+def _teacher() -> str:
+    return """# The teacher of distillation.yaml: a larger model, fine-tuned on the same chats
+# run: tutti train teacher.yaml
+model: tiny-teacher        # your Hugging Face folder; one that is fine-tuned needs no such run
+cluster: laptop
+data: {train: [chats.jsonl], holdout: 0.05, tokenizer: bytes}
+job: {sequence_length: 128, global_batch: 4}
+optimizer: {learning_rate: 3e-3, warmup_steps: 3}
+steps: 60
+validation: {every: 20}
+output: out/teacher
+"""
 
 
 EXAMPLES: dict[str, Callable[[], str]] = {
@@ -97,4 +112,6 @@ EXAMPLES: dict[str, Callable[[], str]] = {
     "pairs.jsonl": _pairs,
     "prompts.jsonl": _prompts,
     "rewards.py": _rewards,
+    "teacher.yaml": _teacher,
+    "tiny-teacher/config.json": lambda: json.dumps(_TEACHER, indent=2) + "\n",
 }

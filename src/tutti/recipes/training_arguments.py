@@ -21,7 +21,7 @@ _OPTIMIZERS = {
     "adamw_torch_npu_fused": "adamw", "adamw_apex_fused": "adamw", "adamw_hf": "adamw",
     "adamw_8bit": "adamw8bit", "adamw_bnb_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
     "paged_adamw_8bit": "adamw8bit", "paged_adamw_32bit": "adamw",
-    "lion_32bit": "lion", "paged_lion_32bit": "lion", "sgd": "sgd",
+    "lion_32bit": "lion", "paged_lion_32bit": "lion", "sgd": "sgd", "adafactor": "adafactor",
 }  # fmt: skip
 TAKEN = frozenset({
     "output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate",
@@ -57,13 +57,13 @@ class Lengths(NamedTuple):
 
 def changed(args: Any) -> set[str]:
     """Return the fields that differ from their defaults."""
-    found = set()
+    names = set()
     usual = type(args)(output_dir=args.output_dir)
     for field in dataclasses.fields(args):
         value, default = getattr(args, field.name), getattr(usual, field.name)
         if value != default:
-            found.add(field.name)
-    return found
+            names.add(field.name)
+    return names
 
 
 def ignored_fields(args: Any) -> tuple[str, ...]:
@@ -159,12 +159,12 @@ def _schedule(args: Any) -> dict[str, Any]:
             f"TrainingArguments: lr_scheduler_type={name!r} is not there; "
             f"known: {', '.join(sorted(_SCHEDULES))}"
         )
-    found: dict[str, Any] = {"schedule": _SCHEDULES[name], "final_share": 0.0}
+    schedule: dict[str, Any] = {"schedule": _SCHEDULES[name], "final_share": 0.0}
     if name == "cosine_with_min_lr":
         least = told.pop("min_lr", None)
         share = told.pop("min_lr_rate", None)
-        found["final_share"] = share if least is None else least / args.learning_rate
-        if found["final_share"] is None:
+        schedule["final_share"] = share if least is None else least / args.learning_rate
+        if schedule["final_share"] is None:
             raise InputError(
                 "TrainingArguments: cosine_with_min_lr needs lr_scheduler_kwargs with 'min_lr' or "
                 "'min_lr_rate'"
@@ -173,11 +173,11 @@ def _schedule(args: Any) -> dict[str, Any]:
         if told.pop("decay_type", "cosine") != "linear":
             why = "tutti's last steps are linear; say so with 'decay_type': 'linear'"
             raise _would_change("lr_scheduler_kwargs", args.lr_scheduler_kwargs, why)
-        found["decay_steps"] = told.pop("num_decay_steps", None)
+        schedule["decay_steps"] = told.pop("num_decay_steps", None)
     if told:
         why = f"tutti has nothing like {', '.join(sorted(told))}; leave it out"
         raise _would_change("lr_scheduler_kwargs", args.lr_scheduler_kwargs, why)
-    return found
+    return schedule
 
 
 def _precision(args: Any) -> str:

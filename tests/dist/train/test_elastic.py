@@ -17,7 +17,7 @@ from tutti.plan.files import load_plan
 from tutti.schedule.instruction import Op
 from tutti.schedule.schedule import build_schedule
 from tutti.train.checkpoint.manifest import read_manifest
-from tutti.train.checkpoint.rectangles import Rectangle
+from tutti.ownership.rectangles import Rectangle
 from tutti.train.checkpoint.storage import read_into, read_metadata
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import prepare

@@ -1,8 +1,9 @@
 """Products with what low-rank adapters add to them, in plain torch.
 
-An adapter adds low·Upᵀ to some columns of a layer's output, low = scale · x·Downᵀ. That product
-goes straight onto the output, and the adapter's part of the input's gradient onto the layer's: no
-pass over either is made for a sum.
+An adapter adds low·Upᵀ to some columns of a layer's output, low = scale · x·Downᵀ. No pass over the
+output is made for a sum: of a frozen weight the adapter's product is written first and the layer's
+goes onto it, which reads it while it still multiplies; otherwise the adapter's goes onto an output
+that is there. So it is with the two parts of the input's gradient.
 """
 
 from __future__ import annotations
@@ -73,15 +74,20 @@ class _LowRank(torch.autograd.Function):
         later: WeightGradients | None,
         *_up_weights: Tensor,
     ) -> Tensor:
-        if y is None:
+        low = linear_product(x, down).mul_(scale)
+        if y is not None:
+            ctx.mark_dirty(y)
+            _add_ups(y, low, ups)
+        elif weight is None or sum(up.stop - up.start for up in ups) < len(weight):
             assert weight is not None
             y = linear_product(x, weight)
+            _add_ups(y, low, ups)
         else:
-            ctx.mark_dirty(y)
-        low = linear_product(x, down).mul_(scale)
-        for up in ups:
-            columns = low[:, up.first : up.last]
-            add_product(y[:, up.start : up.stop], columns, up.weight.t())
+            y = x.new_empty(len(x), len(weight))
+            for up in ups:
+                columns = low[:, up.first : up.last]
+                write_product(y[:, up.start : up.stop], columns, up.weight.t())
+            add_product(y, x, weight.t())
         ctx.save_for_backward(x, low)
         # the parameters themselves, not what autograd would return of them
         ctx.weight, ctx.down, ctx.ups, ctx.scale, ctx.later = weight, down, ups, scale, later
@@ -105,9 +111,15 @@ class _LowRank(torch.autograd.Function):
         of_down = None if later is not None else product(of_low.t(), x)
         of_x = None
         if ctx.needs_input_grad[0] and weight is not None:
-            of_x = product(gradient, weight)
-            add_product(of_x, of_low, down)
+            of_x = product(of_low, down)
+            add_product(of_x, gradient, weight)
         elif ctx.needs_input_grad[0]:
             of_x = product(of_low, down)
         of_y = gradient if weight is None else None
         return of_x, of_y, None, of_down, None, None, None, *of_ups
+
+
+def _add_ups(y: Tensor, low: Tensor, ups: Sequence[UpFactor]) -> None:
+    for up in ups:
+        columns = low[:, up.first : up.last]
+        add_product(y[:, up.start : up.stop], columns, up.weight.t())

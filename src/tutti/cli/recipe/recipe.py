@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -75,10 +76,12 @@ def copy(
     from tutti.recipes.catalog import copy as copy_recipe
     from tutti.recipes.catalog import find
 
-    written = copy_recipe(find(name), folder)
+    recipe = find(name)
+    written = copy_recipe(recipe, folder)
+    command = recipe.command if folder == Path() else f"cd {quote(str(folder))} && {recipe.command}"
     if json:
-        print_json({"written": [str(path) for path in written]})
+        print_json({"written": [str(path) for path in written], "run": command})
         return
     for path in written:
         typer.echo(f"written to {path}")
-    typer.echo(f"run: tutti train {written[0]}")
+    typer.echo(f"run: {command}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tutti.cost.memory.optimizer_memory import bytes_of_a_step, means_bytes
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.anatomy import feed_forward_products, rank_kv_heads
@@ -30,8 +31,6 @@ from tutti.schedule.instruction import Instruction, Op, What
 FloatArray = npt.NDArray[np.float64]
 # Per logit of a backward pass that makes the gradients: exponentials and half the gradient.
 LOSS_BYTES = 5.0
-WIDE_BYTES = 4.0  # of the directions that Muon finds
-MATRIX_COPIES = 5.0  # of one that is being made orthogonal
 TAUGHT_CHUNKS = 5.0  # of logits, that a loss with a teacher has at a time
 
 
@@ -370,23 +369,13 @@ class MemoryModel:
 
     def decoded(self, units: range) -> float:
         """Return what the optimizer takes while weights move: a unit's 8-bit moments at a time."""
-        each = self.plan.job.decoded_bytes
-        if self.plan.job.optimizer == "muon":
-            return self._directions()
-        return max((self.optimizer_parameters(unit) * each for unit in units), default=0.0)
-
-    def _directions(self) -> float:
-        """Return what Muon takes: two vectors of all kept weights, and the matrix at hand."""
-        model = self.rank_state.model
-        largest = max(
-            (p.size for unit in self.units for p in model.parameters(unit) if p.is_matrix),
-            default=0,
-        )
-        kept = sum(map(self.optimizer_parameters, self.units))
-        return WIDE_BYTES * (2.0 * kept + MATRIX_COPIES * largest)
+        job, model = self.plan.job, self.rank_state.model
+        return bytes_of_a_step(job, model, self.units, units, self.optimizer_parameters)
 
     def _optimizer_shard(self, unit: int) -> float:
-        return self.optimizer_parameters(unit) * self.plan.job.state_bytes
+        job, state = self.plan.job, self.rank_state
+        means = means_bytes(job, state.model, unit, state.workload.ep)
+        return self.optimizer_parameters(unit) * job.state_bytes + means
 
     def _unreduced(self, unit: int, kind: ParameterClass) -> float:
         share = self.rank_state.share(unit, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from tutti.cost.plan.unit_seconds import BlockCollectives
 from tutti.hardware.chip import Dtype
 from tutti.hardware.topology import Position
 from tutti.models.parameters import ParameterClass
+from tutti.plan.factored_means import MEAN_BYTES, num_means
 from tutti.plan.plan import CollectiveUse, Stage, covers
 from tutti.schedule.boundary import must_join
 from tutti.schedule.instruction import Instruction, Op, Scope, What
@@ -257,12 +258,14 @@ class ClassPricer:
     def _step(self, entry: Instruction) -> Price:
         """A bucket's part of the whole stage's optimizer step."""
         update = self._update(entry.start, entry.stop)
-        if self.shared.plan.job.optimizer != "muon":
+        whole = {"muon": self._directions, "adafactor": self._means}
+        optimizer = self.shared.plan.job.optimizer
+        if optimizer not in whole:
             return Price(update)
-        found = [self._directions(unit) for unit in range(entry.start, entry.stop)]
+        prices = [whole[optimizer](unit) for unit in range(entry.start, entry.stop)]
         return Price(
-            update + sum(price.seconds for price in found),
-            any(price.leaves_node for price in found),
+            update + sum(price.seconds for price in prices),
+            any(price.leaves_node for price in prices),
         )
 
     def _directions(self, unit: int) -> Price:
@@ -274,13 +277,22 @@ class ClassPricer:
         products = sum(orthogonal_flops(p, ep) for p in own) / (
             chip.peak_flops(Dtype.FP32, fallback=True) * RATE
         )
+        return self._summed(unit, map(matrix_bytes, own), products)
+
+    def _means(self, unit: int) -> Price:
+        """Return what Adafactor takes to know a unit's rows and columns: two messages of sums."""
+        tensors = [p for p in self.shared.model.parameters(unit) if p.trainable]
+        means = sum(num_means(p.shape) for p in tensors)
+        return self._summed(unit, (MEAN_BYTES * means, MEAN_BYTES * len(tensors)), 0.0)
+
+    def _summed(self, unit: int, sizes: Iterable[float], computed: float) -> Price:
+        """Return what sums of these sizes over a unit's ranks take, beside what is computed."""
+        shared, ep = self.shared, self.rank_state.workload.ep
         replicas = [r for _, _, stage in shared.index.of(unit) for r in stage.replicas]
         chips = tuple(r.chips.at(i) for r in replicas for i in range(r.tp * r.cp))
         level = self.rank_state.share(unit, ParameterClass.DENSE).level
         if len(chips) == 1 or (not level and self.replica.tp == 1 and ep == 1):
-            return Price(products)
+            return Price(computed)
         links = shared.links(chips)
-        sums = (
-            self._choose("gradients", Operation.ALL_REDUCE, matrix_bytes(p), links) for p in own
-        )
-        return Price(products + sum(found.seconds for found in sums), links.nodes > 1)
+        sums = (self._choose("gradients", Operation.ALL_REDUCE, size, links) for size in sizes)
+        return Price(computed + sum(choice.seconds for choice in sums), links.nodes > 1)

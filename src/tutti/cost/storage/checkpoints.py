@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tutti.cost.memory.optimizer_memory import means_bytes
 from tutti.cost.storage.targets import Clients, read_seconds, write_seconds
 from tutti.hardware.storage import Storage, StorageTarget, StorageTier
 from tutti.models.spec import ModelSpec
@@ -74,7 +75,8 @@ def state_bytes(job: Job) -> float:
 def checkpoint_bytes(job: Job, model: ModelSpec) -> float:
     """Return the bytes of a whole checkpoint."""
     adapts = model.tuning is not None and model.tuning.adapter is not None
-    return (model.num_trained if adapts else model.num_parameters) * state_bytes(job)
+    each = (model.num_trained if adapts else model.num_parameters) * state_bytes(job)
+    return each + sum(means_bytes(job, model, unit, 1) for unit in range(model.num_units))
 
 
 def stall_seconds(facts: CheckpointFacts) -> float:

@@ -27,7 +27,7 @@ _GATE_UP = Rows("mlp.gate_up_proj", of=("mlp.gate", "mlp.up"))
 _QKV = Rows("self_attn.qkv_proj", of=("attention.query", "attention.key", "attention.value"))
 
 register(LLAMA, "llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "ernie4_5")
-register(LLAMA, "arcee", "cohere2", "nemotron", "seed_oss", "smollm3")
+register(LLAMA, "arcee", "cohere2", "nemotron", "olmo", "seed_oss", "smollm3")
 register(
     LLAMA.but(
         block={
@@ -84,4 +84,17 @@ register(
         }
     ),
     "stablelm",
+)
+register(
+    LLAMA.but(
+        block={
+            "attention.output": "self_attn.dense",
+            "attention.query_norm": "self_attn.q_layernorm",
+            "attention.key_norm": "self_attn.k_layernorm",
+            "mlp.up": "mlp.fc1",
+            "mlp.down": "mlp.fc2",
+        },
+        head={"norm": "model.final_layernorm"},
+    ),
+    "phi",
 )

@@ -63,6 +63,12 @@ def _stablelm_qk_norm(config: Config) -> QkNormSpec | None:
     return QkNormSpec(norm=norm, span="heads")
 
 
+def _phi_qk_norm(config: Config) -> QkNormSpec | None:
+    if not config.flag("qk_layernorm"):
+        return None
+    return QkNormSpec(norm=layer_norm("layer_norm_eps")(config))
+
+
 def _stablelm_residual(config: Config) -> Residual:
     parallel = config.flag("use_parallel_residual")
     return Residual.PARALLEL_ONE_NORM if parallel else Residual.SEQUENTIAL
@@ -206,6 +212,37 @@ register(
         feed_forward=Mlp(bias=False),
         residual=_stablelm_residual,
         dropout=dropouts("attention_dropout", "hidden_dropout"),
+    ),
+    Decoder(
+        model_type="olmo",
+        differs={"pad_token_id": 1},
+        norm=lambda _: NormSpec(kind="layer", eps=1e-5, affine=False, bias=False),
+        attention=Attention(own_head_dim=False),
+        feed_forward=Mlp(bias=False),
+        refuse={"clip_qkv": (None,)},
+    ),
+    Decoder(
+        model_type="phi",
+        differs={
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "qk_layernorm": False,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+        },
+        norm=layer_norm("layer_norm_eps"),
+        attention=Attention(
+            qkv_bias=True,
+            output_bias=True,
+            qk_norm=_phi_qk_norm,
+            rotary=PARTIAL,
+            own_head_dim=False,
+        ),
+        feed_forward=Mlp(gated=False, bias=True),
+        residual=lambda _: Residual.PARALLEL_ONE_NORM,
+        head_bias=True,
+        dropout=dropouts("attention_dropout", "resid_pdrop", "embd_pdrop"),
     ),
     Decoder(
         model_type="starcoder2",

@@ -19,13 +19,13 @@ def group_advantages(rewards_pg: Values, *, normalise: bool) -> Values:
     ahead: Values = rewards_pg - rewards_pg.mean(1, keepdims=True)
     if not normalise:
         return ahead
-    found: Values = ahead / (rewards_pg.std(1, ddof=1, keepdims=True) + SMALLEST_DEVIATION)
-    return found
+    advantages: Values = ahead / (rewards_pg.std(1, ddof=1, keepdims=True) + SMALLEST_DEVIATION)
+    return advantages
 
 
 def left_out_advantages(rewards_pg: Values, divergence_pg: Values, beta: float) -> Values:
     """Return RLOO's advantages of groups: each answer against the mean of the others."""
     net = rewards_pg - beta * divergence_pg
     others = (net.sum(1, keepdims=True) - net) / (net.shape[1] - 1)
-    found: Values = net - others
-    return found
+    advantages: Values = net - others
+    return advantages

@@ -85,10 +85,10 @@ class AnsweringRank:
         asked = [
             Asked(prompt=i, tokens=prompts[i].tokens, seed=order.seed(seed, i)) for i in range(*own)
         ]
-        found = generator.answers(
+        answers = generator.answers(
             asked, batch=order.number, group=order.group, greedy=order.held_out, logps=True
         )
-        told = self.others.gather_values(found, root=self.job.plan.num_ranks)
+        told = self.others.gather_values(answers, root=self.job.plan.num_ranks)
         if told is None:
             return None
         every = {i: (group, logps) for part in told for i, group, logps in part}

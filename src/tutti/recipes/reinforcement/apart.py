@@ -141,10 +141,10 @@ class AnsweringAhead:
         waited = time.perf_counter()
         if coming is not None and coming not in self._ready:
             self._begin(coming)
-        found = self._ready.pop(order)
-        found.seconds["wait_s"] = waited - began
-        found.seconds["hand_over_s"] = time.perf_counter() - waited
-        return found
+        answers = self._ready.pop(order)
+        answers.seconds["wait_s"] = waited - began
+        answers.seconds["hand_over_s"] = time.perf_counter() - waited
+        return answers
 
     def _begin(self, order: Order) -> None:
         self._talk.broadcast_value(asdict(order), 0)

@@ -107,9 +107,9 @@ class ByTurns:
             Asked(prompt=i, tokens=prompts[i].tokens, seed=order.seed(seed, i))
             for i in range(*self._bounds(len(prompts))[self._coordinator.rank])
         ]
-        found = self._generator.answers(own, batch=order.number, group=order.group,
-                                        greedy=order.held_out)  # fmt: skip
-        told = self._coordinator.gather(found)
+        answers = self._generator.answers(own, batch=order.number, group=order.group,
+                                          greedy=order.held_out)  # fmt: skip
+        told = self._coordinator.gather(answers)
         generated = time.perf_counter()
         said = None
         if told is not None:

@@ -37,9 +37,9 @@ class Asked:
 def ends_of(config: TrainConfig, spec: ModelSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens that end an answer: the folder's, the tokenizer's, the end of a turn."""
     folder = model_folder(config.model)
-    found = set(end_tokens(folder, spec)) if folder is not None else set()
-    found |= {t for t in (tokenizer.end, end_of_turn(tokenizer)) if t is not None}
-    return tuple(sorted(token for token in found if 0 <= token < spec.vocab))
+    ends = set(end_tokens(folder, spec)) if folder is not None else set()
+    ends |= {t for t in (tokenizer.end, end_of_turn(tokenizer)) if t is not None}
+    return tuple(sorted(token for token in ends if 0 <= token < spec.vocab))
 
 
 class Generator:
@@ -91,8 +91,8 @@ class Generator:
             )
             for one in asked
         ]  # fmt: skip
-        found = self.engine.generate([list(one.tokens) for one in asked], parameters)
-        for done in found:
+        requests = self.engine.generate([list(one.tokens) for one in asked], parameters)
+        for done in requests:
             for answer in done.answers:
                 if answer.finish is Finish.FAILED:
                     raise TuttiError(f"generation: {answer.reason}")
@@ -102,5 +102,5 @@ class Generator:
                 [[int(token) for token in answer.tokens] for answer in done.answers],
                 [[entry.logprob for entry in answer.logprobs or ()] for answer in done.answers],
             )
-            for one, done in zip(asked, found, strict=True)
+            for one, done in zip(asked, requests, strict=True)
         ]

@@ -46,7 +46,7 @@ class Judge:
     ) -> dict[str, Any]:
         """Return answers and judgements as plain values; or the error that ends the run."""
         answers = [by_prompt[i] for i in range(len(prompts))]
-        found: list[tuple[tuple[float, ...], str]] = []
+        verdicts: list[tuple[tuple[float, ...], str]] = []
         texts: list[str] = []
         for prompt, group in zip(prompts, answers, strict=True):
             own = [self._text(tokens) for tokens in group]
@@ -55,8 +55,8 @@ class Judge:
             problem = self._noted(said.problem) if said.problem else ""
             if problem:
                 return {"error": problem}
-            found.append((said.rewards, said.problem))
-        return {"answers": answers, "judged": found, "texts": texts}
+            verdicts.append((said.rewards, said.problem))
+        return {"answers": answers, "judged": verdicts, "texts": texts}
 
     def _noted(self, problem: str) -> str:
         """Count a group that is left out; return why that ends the run, if it does."""

@@ -155,13 +155,13 @@ def _slowest(job: Job, load: Load, chips: Sequence[str]) -> float:
     return max(seconds(pool, count) for pool, count in zip(chips, counts, strict=True))
 
 
-def explained_apart(found: Apart) -> list[str]:
+def explained_apart(apart: Apart) -> list[str]:
     """Return in words who answers and who trains, and who waits."""
-    waits = "answering" if found.generate_s < found.train_s else "training"
+    waits = "answering" if apart.generate_s < apart.train_s else "training"
     return [
-        f"{' and '.join(found.answering)} answer in {seconds_text(found.generate_s)} while "
-        f"{' and '.join(found.training)} train in {seconds_text(found.train_s)}: "
-        f"{seconds_text(found.batch_s)} a batch as predicted, and the {waits} chips wait"
+        f"{' and '.join(apart.answering)} answer in {seconds_text(apart.generate_s)} while "
+        f"{' and '.join(apart.training)} train in {seconds_text(apart.train_s)}: "
+        f"{seconds_text(apart.batch_s)} a batch as predicted, and the {waits} chips wait"
     ]
 
 
@@ -174,14 +174,14 @@ def apart_of(job: Job, load: Load) -> Iterator[Apart]:
             config = replace(job.config, job=replace(job.config.job, pools=training))
             spec = tuned(job.spec.untuned.with_training(answers=True), job.config.tuning)
             try:
-                found = search_question(problem_of(config, spec, cluster))
+                best = search_question(problem_of(config, spec, cluster))
             except TuttiError:  # the others have no room for it
                 continue
             chips = [pool.name for pool in cluster.pools if pool.name in answering
                      for _ in range(pool.num_chips)]  # fmt: skip
             yield Apart(
                 answering=answering, training=training, generate_s=_slowest(job, load, chips),
-                train_s=found.step_seconds * _updates(job),
+                train_s=best.step_seconds * _updates(job),
             )  # fmt: skip
 
 

@@ -42,17 +42,17 @@ def find_function(name: str) -> Reward:
     else:
         sys.path.insert(0, "")
         module = importlib.import_module(place)
-    found = getattr(module, function, None)
-    if not callable(found):
+    attribute = getattr(module, function, None)
+    if not callable(attribute):
         raise ValueError(f"{place} has no function '{function}'")
-    made: Reward = found
+    made: Reward = attribute
     return made
 
 
 def judged(function: Reward, name: str, answers: list[str], record: dict[str, Any]) -> list[float]:
     """Return a function's rewards; raise ValueError for what are none."""
-    found = function(list(answers), dict(record))
-    values = list(found.tolist() if hasattr(found, "tolist") else found)
+    returned = function(list(answers), dict(record))
+    values = list(returned.tolist() if hasattr(returned, "tolist") else returned)
     if len(values) != len(answers):
         raise ValueError(f"{name} gave {len(values)} rewards for {len(answers)} answers")
     for value in values:

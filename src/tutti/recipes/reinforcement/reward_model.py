@@ -60,9 +60,9 @@ class RewardModel:
         )  # fmt: skip
         stream, _ = self._model.stream(None, batch)
         assert self._model.head is not None
-        found = self._model.head(stream, batch)
-        assert found.logps_s is not None
-        return [float(score) for score in found.logps_s]
+        scored = self._model.head(stream, batch)
+        assert scored.logps_s is not None
+        return [float(score) for score in scored.logps_s]
 
 
 def texts_of(tokenizer: Tokenizer, prompt: object, answer: str) -> list[int]:

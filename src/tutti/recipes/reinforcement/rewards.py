@@ -96,8 +96,8 @@ class RewardProcess:
                     return {"error": "the process of the rewards ended", "broken": "it ended"}
                 self._unread += block
         line, _, self._unread = self._unread.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         """End the process and whatever it started."""

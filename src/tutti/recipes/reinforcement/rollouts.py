@@ -99,8 +99,8 @@ class Rollouts:
         count = min(held.num_rows, steps * self.prompts)
         order = Order(number=self._number, prompts=count, group=1, held_out=True)
         judged = self._answering.answered(order, self._order(self._number + 1)).judged
-        found = [one.rewards[0] for one in judged if not one.problem]
-        return -float(np.mean(found)) if found else float("nan")
+        rewards = [one.rewards[0] for one in judged if not one.problem]
+        return -float(np.mean(rewards)) if rewards else float("nan")
 
     def _order(self, number: int) -> Order | None:
         """Return a batch of the run; None behind its last."""
@@ -114,11 +114,11 @@ class Rollouts:
     def _make(self, number: int) -> SampledBatch:
         given, order = self._sampling, self._order(number)
         assert order is not None
-        found = self._answering.answered(order, self._order(number + 1))
-        judged = found.judged
+        answers = self._answering.answered(order, self._order(number + 1))
+        judged = answers.judged
         answered = [
             Answered(prompt.tokens, tuple(tokens))
-            for prompt, group in zip(found.prompts, found.answers, strict=True)
+            for prompt, group in zip(answers.prompts, answers.answers, strict=True)
             for tokens in group
         ]
         counted = np.repeat([not one.problem for one in judged], given.group)
@@ -134,12 +134,12 @@ class Rollouts:
             temperature=given.temperature,
         )  # fmt: skip
         old = None
-        if found.logps is not None:
-            old = batch.placed([values for group in found.logps for values in group])
+        if answers.logps is not None:
+            old = batch.placed([values for group in answers.logps for values in group])
         made = self._weighed(batch, judged, old)
-        self._note(found)
+        self._note(answers)
         if self._coordinator.rank == 0:
-            self._keep(found, number)
+            self._keep(answers, number)
         return made
 
     def _weighed(
@@ -156,39 +156,41 @@ class Rollouts:
         nothing = (0.0,) * given.group
         rewards = np.asarray([one.rewards if not one.problem else nothing for one in judged])
         if kind == "grpo":
-            found = group_advantages(rewards, normalise=given.normalise)
-            return batch.weighed(found.reshape(-1).astype(np.float32), old, reference)
+            advantages = group_advantages(rewards, normalise=given.normalise)
+            return batch.weighed(advantages.reshape(-1).astype(np.float32), old, reference)
         apart = np.zeros(rewards.shape)
         if old is not None and reference is not None:
             between = batch.sums(old) - batch.sums(reference)
             apart = between.astype(np.float64).reshape(rewards.shape)
-        found = left_out_advantages(rewards, apart, self._objective.strength)
+        advantages = left_out_advantages(rewards, apart, self._objective.strength)
         return batch.weighed(
-            found.reshape(-1).astype(np.float32), old if ahead or given.updates > 1 else None, None
+            advantages.reshape(-1).astype(np.float32),
+            old if ahead or given.updates > 1 else None,
+            None,
         )
 
-    def _keep(self, found: Answers, number: int) -> None:
+    def _keep(self, answers: Answers, number: int) -> None:
         """Write the first prompt's answers where a person looks."""
-        first = found.judged[0]
+        first = answers.judged[0]
         line = {
-            "batch": number, "record": found.prompts[0].record, "answers": found.texts,
+            "batch": number, "record": answers.prompts[0].record, "answers": answers.texts,
             "rewards": first.rewards, "problem": first.problem,
         }  # fmt: skip
         path = Path(self._context.config.folder) / SAMPLES
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def _note(self, found: Answers) -> None:
-        rewards = [value for one in found.judged if not one.problem for value in one.rewards]
-        every = [tokens for group in found.answers for tokens in group]
+    def _note(self, answers: Answers) -> None:
+        rewards = [value for one in answers.judged if not one.problem for value in one.rewards]
+        every = [tokens for group in answers.answers for tokens in group]
         cut = sum(tokens[-1] not in self._answering.ends for tokens in every if tokens)
         self.figures = {
             "reward": float(np.mean(rewards)) if rewards else float("nan"),
             "reward_deviation": float(np.std(rewards)) if rewards else float("nan"),
             "answer_tokens": float(np.mean([len(tokens) for tokens in every])),
             "cut_short": cut / max(1, len(every)),
-            "left_out": float(sum(bool(one.problem) for one in found.judged)),
-            **found.seconds,
+            "left_out": float(sum(bool(one.problem) for one in answers.judged)),
+            **answers.seconds,
         }
 
     # --- what a batch is made with ---------------------------------------------------------

@@ -44,8 +44,8 @@ def pack(answered: Sequence[Answered], *, rows: int, length: int, pad: int) -> l
     sizes = np.asarray([len(one.prompt) + len(one.answer) for one in answered], np.int64)
     groups = best_fit(sizes, length) if len(answered) else []
     assert len(groups) <= rows, "prompts of a batch are counted so that all answers fit"
-    found = [_row(answered, tuple(members), length, pad) for members in groups]
-    return found + [_row(answered, (), length, pad)] * (rows - len(groups))
+    packed = [_row(answered, tuple(members), length, pad) for members in groups]
+    return packed + [_row(answered, (), length, pad)] * (rows - len(groups))
 
 
 def _row(
@@ -86,26 +86,26 @@ class SampledBatch:
 
     def sums(self, logps: Tensor) -> Floats:
         """Return the log-probability of each answer, from those of all tokens."""
-        found = np.zeros(len(self.advantages), np.float32)
+        sums = np.zeros(len(self.advantages), np.float32)
         for number, row in enumerate(self.rows):
             own = np.where(row.targets >= 0, logps[number].numpy(), 0.0)
             at = 0
             for member, size in zip(row.members, row.lengths, strict=False):
-                found[member] = own[at : at + size].sum()
+                sums[member] = own[at : at + size].sum()
                 at += size
-        return found
+        return sums
 
     def placed(self, logps: Sequence[Sequence[float]]) -> Tensor:
         """Return each answer's log-probabilities where its tokens are predicted."""
-        found = np.zeros((len(self.rows), self.length), np.float32)
+        placed = np.zeros((len(self.rows), self.length), np.float32)
         for number, row in enumerate(self.rows):
             at = 0
             for member, size in zip(row.members, row.lengths, strict=False):
                 own = logps[member]
                 stop = at + size - 1
-                found[number, stop - len(own) : stop] = own
+                placed[number, stop - len(own) : stop] = own
                 at += size
-        return torch.from_numpy(found)
+        return torch.from_numpy(placed)
 
     def weighed(
         self, advantages: Floats, old: Tensor | None, reference: Tensor | None
@@ -180,10 +180,10 @@ def token_logps(engine: Engine, batch: SampledBatch) -> Tensor:
     made, places = batch.batches(engine, None), {}
 
     def batches(micro_batch: int) -> Batch:
-        found = made(micro_batch)
-        assert isinstance(found.answers, SampledAnswers)
-        places[micro_batch] = found.answers.place_t
-        return found
+        batch = made(micro_batch)
+        assert isinstance(batch.answers, SampledAnswers)
+        places[micro_batch] = batch.answers.place_t
+        return batch
 
     engine.evaluate(batches)
     flat = torch.zeros(len(batch.rows) * batch.length, device=device)

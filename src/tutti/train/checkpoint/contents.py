@@ -9,6 +9,7 @@ of them it writes, too: of what several ranks keep, each writes a share.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,8 +21,10 @@ from tutti.models.parameters import Parameter
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import is_read_again
 from tutti.ownership.ownership import Block, Span
+from tutti.ownership.rectangles import Rectangle, rectangles
+from tutti.plan.factored_means import mean_shapes
 from tutti.plan.job import MOMENTS
-from tutti.train.checkpoint.rectangles import Rectangle, rectangles
+from tutti.train.state.factored import Factored, FactoredTensor
 from tutti.train.state.span_gradients import local_part
 from tutti.train.state.state import SpanState
 
@@ -39,6 +42,8 @@ class StateKind(StrEnum):
     MEAN = "mean"
     SQUARE = "square"
     AVERAGE = "average"  # of the weights of many steps
+    ROW = "row"  # means of squares over a matrix' rows, and over its columns
+    COLUMN = "column"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,8 @@ def kept_pieces(
         sources = _sources(state, writable=True)
         for index, own in _kept(state):
             kept += _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
+    for tensor in _factored(engine):
+        kept += _means(tensor, tensor.first, tensor.last)
     for span in _fixed(engine, frozen=frozen):
         kept += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
     return kept
@@ -91,6 +98,7 @@ class KeptPieces:
     def now(self) -> list[Piece]:
         """Return the pieces; what they held memory of before stays theirs until then."""
         places = [place for state in self._engine.parameters.all_states() for place in _at(state)]
+        places += [m.data_ptr() for t in _factored(self._engine) for m in t.means.values()]
         for span in _fixed(self._engine):
             block = span.blocks[0]
             places.append(self._engine.tensors[block.unit, block.name].view.data_ptr())
@@ -116,6 +124,9 @@ def written_pieces(engine: Engine, *, most_bytes: int = MOST_PIECE_BYTES) -> lis
         for index, own in _written(engine, state):
             pieces = _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
             written += [piece for piece in pieces if not piece.copy]
+    for tensor in _factored(engine):
+        for first, last in tensor.written(engine.seat.place.pipeline):
+            written += _means(tensor, first, last)
     for span in _fixed(engine):
         part = span.own(engine.seat.rank)
         own = (part.start, part.stop)
@@ -210,6 +221,29 @@ def _pieces(
             )
 
 
+def _factored(engine: Engine) -> list[FactoredTensor]:
+    """Return the tensors whose squares are known by rows and columns."""
+    directions = engine.directions
+    return directions.tensors if isinstance(directions, Factored) else []
+
+
+def _means(tensor: FactoredTensor, first: int, last: int) -> Iterator[Piece]:
+    """Yield the means of a tensor; of stacked ones, of those from `first` to `last`."""
+    shape = tensor.parameter.shape
+    stacked = len(shape) > 2
+    shapes = mean_shapes(shape)
+    for name, mean in tensor.means.items():
+        memory = mean[first - tensor.first : last - tensor.first] if stacked else mean
+        offsets = (first if stacked else 0, *[0] * (mean.dim() - 1))
+        yield Piece(
+            name=stored_name(tensor.unit, tensor.parameter),
+            kind=StateKind(name),
+            shape=shapes[name],
+            rectangle=Rectangle(offsets, tuple(memory.shape)),
+            memory=memory,
+        )
+
+
 def _of_whole(block: Block, inner: Rectangle) -> Rectangle:
     starts = [start for start, _ in block.intervals]
     offsets = tuple(a + b for a, b in zip(starts, inner.offsets, strict=True))
@@ -253,8 +287,9 @@ def _fixed_pieces(
 
 def expected_keys(engine: Engine) -> dict[str, int]:
     """Return every key that a complete checkpoint of this job has, with its number of elements."""
-    moments = [StateKind(name) for name in MOMENTS[engine.plan.job.optimizer]]
+    moments: list[str] = list(MOMENTS[engine.plan.job.optimizer])
     moments += [StateKind.AVERAGE] if engine.plan.job.average else []
+    factored = engine.plan.job.optimizer == "adafactor"
     sizes: dict[str, int] = {}
     for unit, parameter in itertools.chain.from_iterable(
         ((unit, parameter) for parameter in engine.spec.parameters(unit))
@@ -262,7 +297,10 @@ def expected_keys(engine: Engine) -> dict[str, int]:
     ):
         if not is_saved(engine.spec, parameter):
             continue
+        name = stored_name(unit, parameter)
         kinds = [StateKind.WEIGHT, *(moments if parameter.trainable else [])]
-        for kind in kinds:
-            sizes[f"{kind}/{stored_name(unit, parameter)}"] = parameter.size
+        sizes |= {f"{kind}/{name}": parameter.size for kind in kinds}
+        if factored and parameter.trainable:
+            means = mean_shapes(parameter.shape)
+            sizes |= {f"{kind}/{name}": math.prod(shape) for kind, shape in means.items()}
     return sizes

@@ -26,12 +26,12 @@ from tutti.huggingface.surgery.scores import scoring_texts
 from tutti.huggingface.tensor_file import Raw
 from tutti.huggingface.tensors import to_raw
 from tutti.models.spec import ModelSpec
+from tutti.ownership.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.archive import read_tensor
 from tutti.train.checkpoint.contents import StateKind
 from tutti.train.checkpoint.folders import LATEST, resolve
 from tutti.train.checkpoint.loading import load_weights
 from tutti.train.checkpoint.manifest import MANIFEST, MODEL_FOLDER, damage, read_manifest
-from tutti.train.checkpoint.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.storage import Chunk, Stored, read_metadata
 from tutti.train.state.state import TORCH_DTYPES
 

@@ -16,10 +16,10 @@ from tutti.errors import InputError
 from tutti.models.tuning import is_adapter
 from tutti.nn.initialize import DEVIATION, begin_magnitudes, first_factor, normal
 from tutti.nn.quantised import fill_narrow
+from tutti.ownership.rectangles import Rectangle
 from tutti.train.checkpoint.contents import MOST_PIECE_BYTES, Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Manifest
 from tutti.train.checkpoint.places import CheckpointFiles, FolderFiles
-from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.checkpoint.sharing import SharedReads
 from tutti.train.checkpoint.storage import (
     METADATA,

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from tutti.errors import DamagedError, InputError, TuttiError
+from tutti.ownership.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
 from tutti.train.checkpoint.contents import Piece
 from tutti.train.checkpoint.manifest import RANK_FILE, SavedFile, read_checked
 from tutti.train.checkpoint.places import CheckpointFiles
-from tutti.train.checkpoint.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.sharing import ChunkRead, SharedReads
 
 METADATA = ".metadata"

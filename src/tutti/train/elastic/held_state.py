@@ -20,9 +20,9 @@ from torch import Tensor
 from tutti.accelerator import Accelerator
 from tutti.comm import Communicator
 from tutti.errors import InputError
+from tutti.ownership.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Progress
-from tutti.train.checkpoint.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.staging import Staging
 from tutti.train.elastic.state_moves import Move, find_moves, from_words, to_words
 

@@ -27,9 +27,9 @@ from tutti.accelerator import Accelerator
 from tutti.elastic.courier import ARRIVED, KEPT, OWN
 from tutti.errors import InputError
 from tutti.files import write_text
+from tutti.ownership.rectangles import Rectangle
 from tutti.train.checkpoint.contents import KeptPieces, Piece, StateKind
 from tutti.train.checkpoint.manifest import Progress
-from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.elastic.held_state import Facts, HeldState
 
 if TYPE_CHECKING:

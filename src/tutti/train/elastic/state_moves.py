@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tutti.train.checkpoint.rectangles import Rectangle, difference, intersection
+from tutti.ownership.rectangles import Rectangle, difference, intersection
 
 Offers = Mapping[str, Sequence[Rectangle]]  # by key: "weight/3.attention.query.weight"
 

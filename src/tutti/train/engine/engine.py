@@ -44,8 +44,8 @@ from tutti.train.engine.step_totals import (
 )
 from tutti.train.engine.stub_passes import StubPasses
 from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
+from tutti.train.state.directions import directions_of
 from tutti.train.state.gradient_sums import Sums
-from tutti.train.state.matrices import matrices_of
 from tutti.train.state.state import compute_dtype
 from tutti.train.state.state_offload import HostMoves
 from tutti.train.sync.synchronise import Synchronised, squared_norm
@@ -103,7 +103,7 @@ class Engine:
         )  # fmt: skip
         self.passes = self._make_passes(selective, capture or CaptureSettings())
         self.moves = HostMoves(accelerator, self.parameters)
-        self.matrices = matrices_of(self.seats, self.seat, self.parameters.all_states())
+        self.directions = directions_of(self.seats, self.seat, self.parameters.all_states())
         if spec.ties_weights and {0, spec.head_unit} <= set(self.seat.units):
             for exchange in self.parameters.of_units([0]):
                 exchange.stays = True
@@ -366,8 +366,9 @@ class Engine:
         self._sums.send(scalars)
         self.end.settled(scalars)
         self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
-        if self.matrices is not None and not self.stub:
-            self.matrices.set_directions(self.links, self._settings, self._factor)
+        if self.directions is not None and not self.stub:
+            number = self.step_number + 1
+            self.directions.set_directions(self.links, self._settings, self._factor, number)
         if self.watcher is not None:
             self.watcher(self._result, max(self._result.count, 1) * self.passes.loss_scale)
 

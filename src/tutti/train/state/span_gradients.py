@@ -221,6 +221,16 @@ class SpanGradients:
         assert total is not None, "gradients are not whole before the step is closed"
         return total
 
+    def final_gradient(self, index: int) -> Tensor:
+        """Return those of one block, a vector."""
+        if self.loose is not None:
+            part = self.loose.get(index)
+            return (torch.zeros_like(self.views[index]) if part is None else part).reshape(-1)
+        start = sum(self._sizes[:index])
+        low = max(start, self.kept.start) - self.kept.start
+        high = min(start + self._sizes[index], self.kept.stop) - self.kept.start
+        return self.final_gradients()[low : max(low, high)]
+
     def gradient_parts(self, *, counted: bool = False) -> Iterator[tuple[Block, Tensor]]:
         """Yield the reduced gradient of each block, as far as it is kept here.
 

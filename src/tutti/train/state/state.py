@@ -8,7 +8,7 @@ of it at level 0).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,6 +35,8 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     Dtype.BF16: torch.bfloat16,
     Dtype.FP16: torch.float16,
 }
+
+Directed = Callable[[list[Tensor], Tensor], list[Tensor]]
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:
@@ -87,6 +89,7 @@ class SpanState(SpanGradients):
         }
         self.optimizer = self._new_state(optimizer)
         self.direction: Tensor | None = None  # of the kept elements, where matrices have one (Muon)
+        self.directed: Directed | None = None  # makes steps of gradients (Adafactor)
         self.home: HostCopy | None = None  # of the parameters, as far as this rank keeps them
         if away.parameters:
             self.home = HostCopy(accelerator, self.num_kept, self.views[0].dtype)
@@ -304,6 +307,9 @@ class SpanState(SpanGradients):
         by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
         gradients = self._step_gradients(by_block=by_block)
         self.forget_gradients()
+        if self.directed is not None:
+            gradients = self.directed(gradients, factor)
+            factor = torch.where(factor.isnan(), factor, 1.0)
         weights = self._kept("master", by_block) or self.views
         copies = self.views if master is not None and by_block and self.home is None else None
         if self._rule not in ("adamw", *EIGHT_BIT):

@@ -17,7 +17,7 @@ from tutti.ownership.shard_overlaps import shared_cuts
 from tutti.plan.plan import covers
 from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.train.state.matrix_rule import matrix_ranks
+from tutti.train.state.unit_ranks import joined_units, unit_ranks
 
 
 class RankGroup(NamedTuple):
@@ -36,10 +36,9 @@ def groups_of(seats: Seats, rank: int) -> tuple[RankGroup, ...]:
     }
     groups.add(RankGroup(seat.tensor.ranks, "boundary"))
     groups |= set(_synchronised(seats, seat))
-    if seats.plan.job.optimizer == "muon":
-        blocks = range(1, seats.spec.head_unit)
-        units = [unit for unit in seat.units if unit in blocks]
-        groups |= {RankGroup(matrix_ranks(seats, unit), "gradients") for unit in units}
+    groups |= {
+        RankGroup(unit_ranks(seats, unit), "gradients") for unit in joined_units(seats, seat)
+    }
     return tuple(sorted(group for group in groups if len(group.ranks) > 1))
 
 

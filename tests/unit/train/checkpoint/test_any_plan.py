@@ -123,9 +123,25 @@ def trained(saved: dict[Any, Any], plan: Plan, name: str) -> tuple[Path, dict, l
 
 @pytest.mark.parametrize(("plans", "batch", "first", "second"), CASES)
 def test_what_one_plan_saved_another_loads(plans, batch, first, second, saved):
-    before = of_job(plans[first], "fp32", batch=batch)
-    after = of_job(plans[second], "fp32", batch=batch)
-    folder, state, losses = trained(saved, before, f"{id(plans)} {first}")
+    loads_elsewhere(plans, batch, first, second, saved, "adamw")
+
+
+MEANS = [
+    (DENSE, 6, "levels 2 and 3, pipelines that shard inside", "level 1, ragged"),
+    (DENSE, 6, "level 1, ragged", "interleaved, owned by the head"),
+    (SPARSE, 4, "experts over tensor and data parallel", "experts shared out unequally"),
+]
+
+
+@pytest.mark.parametrize(("plans", "batch", "first", "second"), MEANS)
+def test_means_of_rows_and_columns_go_along(plans, batch, first, second, saved):
+    loads_elsewhere(plans, batch, first, second, saved, "adafactor")
+
+
+def loads_elsewhere(plans, batch, first, second, saved, optimizer):
+    before = of_job(plans[first], "fp32", optimizer, batch=batch)
+    after = of_job(plans[second], "fp32", optimizer, batch=batch)
+    folder, state, losses = trained(saved, before, f"{optimizer} {id(plans)} {first}")
 
     def work(one):
         one.begin(seed=2)

@@ -16,9 +16,9 @@ from tests.support.any_plan import FOUR, PLAIN, Draft, level
 from tests.support.checkpointing import kept, run, whole
 from tests.support.training import in_fp32
 from tutti.errors import InputError, TuttiError
+from tutti.ownership.rectangles import Rectangle
 from tutti.train.checkpoint.archive import read_tensor, write_tensor
 from tutti.train.checkpoint.manifest import SavedFile, saved_file
-from tutti.train.checkpoint.rectangles import Rectangle
 from tutti.train.checkpoint.storage import (
     StoredPart,
     Written,

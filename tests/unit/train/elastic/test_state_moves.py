@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti.train.checkpoint.rectangles import Rectangle, difference, intersection, rectangles
+from tutti.ownership.rectangles import Rectangle, difference, intersection, rectangles
 from tutti.train.elastic.state_moves import find_moves, from_words, to_words
 
 SHAPE = (5, 6)

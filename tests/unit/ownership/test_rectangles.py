@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti.train.checkpoint.rectangles import Rectangle, intersection, rectangles
+from tutti.ownership.rectangles import Rectangle, intersection, rectangles
 
 SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 
