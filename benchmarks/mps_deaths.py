@@ -1,12 +1,14 @@
 """What becomes of processes that share a GPU by MPS when one of them is killed.
 
     python -m benchmarks.mps_deaths              # on a machine with one NVIDIA GPU
-    python -m benchmarks.mps_deaths copies shared
+    python -m benchmarks.mps_deaths copies returned
 
 Three processes of 50, 25 and 25 % do the same work; the third is ended by SIGKILL in the midst of
 it. The others are asked four seconds later whether they still compute. Work is products alone, the
 same with copies to pinned memory of the process, or with copies to pinned memory that all three
-have mapped, as ranks of one host have.
+have mapped, as ranks of one host have. With "returned" the others then take the mapped memory back
+from the driver, while they copy to memory of their own, as ranks do whose neighbour is gone; with
+"alive" they do so and nobody is killed.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from pathlib import Path
 from benchmarks.mixed_gpus import limits, shared_device
 
 PARTS = (50, 25, 25)
-WORK = ("products", "copies", "shared")
+WORK = ("products", "copies", "shared", "returned", "alive")
 AFTER_S = 4.0  # from the kill to the question
 BYTES = 32 << 20
+OWN_BYTES = 2 << 30  # copied to the process's own memory without a pause, where memory is returned
 
 
 def compute(work: str, path: str) -> None:
@@ -36,22 +39,33 @@ def compute(work: str, path: str) -> None:
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     given = torch.randn(BYTES // 4, device="cuda")
     lane = torch.cuda.Stream()
-    host = None
+    host = own = None
+    told = Path(path + ".over")
     if work == "copies":
         host = torch.empty(BYTES // 4, pin_memory=True)
-    elif work == "shared":
+    elif work != "products":
         host = torch.from_file(path, shared=True, size=BYTES // 4)
         if int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)):
             raise RuntimeError("the mapped memory cannot be pinned")
+    if work in ("returned", "alive"):
+        state = torch.randn(OWN_BYTES // 4, device="cuda")
+        own, other = torch.empty(OWN_BYTES // 4, pin_memory=True), torch.cuda.Stream()
     print("ready", flush=True)
     turns = 0
     while True:
         for _ in range(20):
             a = (a @ a).clamp_(-1, 1)
+            if own is not None:
+                with torch.cuda.stream(other):
+                    own.copy_(state, non_blocking=True)
             if host is not None:
                 with torch.cuda.stream(lane):
                     host.copy_(given, non_blocking=True)
                     given.copy_(host, non_blocking=True)
+            if own is not None and host is not None and told.exists():
+                lane.synchronize()
+                torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
+                host = None
         torch.cuda.synchronize()
         turns += 1
         print(turns, flush=True)
@@ -80,8 +94,13 @@ def trial(work: str, scratch: Path) -> list[str]:
             if time.monotonic() > until or any(c.poll() is not None for c in clients):
                 return [f"never ran: {log.read_text().splitlines()[-1:]}" for log in logs]
             time.sleep(0.1)
-        clients[-1].send_signal(signal.SIGKILL)
-        clients[-1].wait()
+        if work != "alive":
+            clients[-1].send_signal(signal.SIGKILL)
+        over = Path(f"{memory}.over")
+        over.touch()
+        stack.callback(over.unlink)
+        if work != "alive":
+            clients[-1].wait()
         before = [log.read_text().count("\n") for log in logs[:-1]]
         time.sleep(AFTER_S)
         said = []

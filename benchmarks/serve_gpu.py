@@ -17,6 +17,7 @@ import torch
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.quantised import quantise
 from tutti.batching import Scheduler
+from tutti.bench.serving_steps import cut
 from tutti.bench.traces import trace
 from tutti.models.load import load_model
 from tutti.nn import Model
@@ -35,9 +36,7 @@ def make_engine(
     name: str, weights: str, layers: int | None, *, invariant: bool = False, **sizes: object
 ) -> Engine:
     """Return an engine of a catalog model with random weights: bf16, fp8, int4, or both8."""
-    spec = load_model(name)
-    if layers:
-        spec = replace(spec, blocks=spec.blocks[:layers])
+    spec = cut(load_model(name), layers)
     accelerator = open_accelerator()
     operators = invariant_operators(spec, accelerator) if invariant else accelerator.operators
     model = Model(spec, operators, dtype=torch.bfloat16, device=accelerator.device)

@@ -144,10 +144,13 @@ def adapters(given: argparse.Namespace) -> bool:
                 engine.worker.adapters._slots.__dict__["asks_host"] = not captured
                 tokens[captured] = [tuple(one.tokens) for one in engine.generate(prompts, wishes)]
                 logits[captured] = watch.taken()
+            worker = engine.worker
+            capturable, worker._capturable = worker._capturable, False  # without adapters, too
             each = [engine.generate([p], w)[0] for p, w in zip(prompts, wishes, strict=True)]
             alone = watch.taken()
             bare = [tuple(one.tokens) for one in engine.generate(prompts)]
             without = watch.taken()
+            worker._capturable = capturable
         for captured in (True, False):
             engine.worker.adapters._slots.__dict__["asks_host"] = not captured
             for kind, own in (("1 adapter", names[:1]), ("8 adapters", names)):

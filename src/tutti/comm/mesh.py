@@ -237,9 +237,7 @@ class Mesh:
         if incoming in self._incoming:
             self._incoming.remove(incoming)
         if incoming.reader is not None:
-            # Pieces may still lie there. And under MPS, to take memory back from the driver while
-            # another process that had it pinned is being killed is an illegal access for everybody
-            # on the device.
+            # pieces that nobody has asked for yet may lie there: they leave it at full speed
             self._ended.append(incoming.reader)
         if incoming.arrivals is None:
             return

@@ -43,7 +43,7 @@ def test_memory_of_a_lost_rank_is_pinned_until_the_mesh_closes() -> None:
     mesh._closed(incoming, "broke the connection")
     assert told == ["broken 3: broke the connection"]
     assert mesh._incoming == []
-    assert pinned == {piece.data_ptr()}  # copies of it may be under way in any process
+    assert pinned == {piece.data_ptr()}  # it may be copied yet
 
     mesh.close()
     assert pinned == set()
