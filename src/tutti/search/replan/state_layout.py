@@ -166,6 +166,8 @@ class StateLayout:
             tuple(id(ownership.groups(bucket.start, rule)) for rule in rules),
             tuple(bucket.level(kind) for kind in ParameterClass),
             self.elements.alike(unit),
+            # where in its bucket: shards are cut from the bucket as a whole
+            tuple(unit - bucket.span(kind)[0] for kind in ParameterClass if bucket.level(kind)),
         )
 
     def holding(self, unit: int, parameter: Parameter, kind: Kind) -> Holding:

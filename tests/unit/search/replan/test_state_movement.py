@@ -33,6 +33,7 @@ from tutti.plan.plan import Pipeline, Plan, Replica, Share, Stage, Synchronisati
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.search.question.what_if import change_cluster
 from tutti.search.replan.replan import movement_text
+from tutti.search.replan.state_layout import StateLayout
 from tutti.search.replan.state_movement import movement, payback
 
 FEW = settings(max_examples=max(20, settings.default.max_examples // 4))
@@ -318,6 +319,18 @@ def test_what_moves_is_bounded_and_adds_up(case):
         held.total_bytes - back.total_bytes, abs=1e-3
     )
     assert movement(old, old, model, cluster).total_bytes == 0
+
+
+@FEW
+@given(pairs())
+def test_units_that_are_worked_out_once_move_as_one_by_one(case):
+    old, new, model, cluster = case
+    at_once = movement(old, new, model, cluster)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateLayout, "signature", lambda layout, unit: (unit,))
+        one_by_one = movement(old, new, model, cluster)
+    assert at_once.total_bytes == pytest.approx(one_by_one.total_bytes)
+    assert at_once.by_pool == pytest.approx(one_by_one.by_pool)
 
 
 @FEW
