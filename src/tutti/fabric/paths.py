@@ -156,20 +156,20 @@ def _column(layers: tuple[Any, ...], name: str) -> Integers:
 
 def _ports_alive(wiring: Wiring, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Packets that are spread avoid what has failed; only ports can cut a chip off."""
-    found = np.ones(len(alive), dtype=np.bool_)
+    usable = np.ones(len(alive), dtype=np.bool_)
     if len(alive):
-        found[: 2 * wiring.num_ports] = alive[: 2 * wiring.num_ports]
-    return found
+        usable[: 2 * wiring.num_ports] = alive[: 2 * wiring.num_ports]
+    return usable
 
 
 def _same_host(wiring: Wiring) -> npt.NDArray[np.bool_]:
     pools = wiring.cluster.pools
-    found = np.zeros((len(pools), len(pools)), dtype=np.bool_)
+    together = np.zeros((len(pools), len(pools)), dtype=np.bool_)
     for i, home in enumerate(pools):
         for j, away in enumerate(pools):
             if i != j:
-                found[i, j] = wiring.cluster.cross_link(home.name, away.name).same_host
-    return found
+                together[i, j] = wiring.cluster.cross_link(home.name, away.name).same_host
+    return together
 
 
 def _with_caps(

@@ -126,16 +126,16 @@ class SharedNetwork:
             longest, shortest = (most(one.period_s for one in jobs) for most in (max, min))
             if not 1 < len(members) <= _MOST_TOGETHER or longest > shortest * (1 + _ALIKE):
                 continue
-            found = propose_offsets(*_compact(jobs, self.rates))
-            if found.helps:
-                offered.append((dict(zip(members, found.seconds, strict=True)), found.gain))
+            offsets = propose_offsets(*_compact(jobs, self.rates))
+            if offsets.helps:
+                offered.append((dict(zip(members, offsets.seconds, strict=True)), offsets.gain))
         return offered
 
     # --- what the simulation asks --------------------------------------------------------
 
     def solve(self, machine: Machine) -> dict[str, float]:
         """Return the stretch of every job whose steps have become longer or shorter."""
-        found: dict[str, float] = {}
+        changed: dict[str, float] = {}
         placed: dict[str, tuple[int, Rhythm]] = {}
         for job, run in machine.running.items():
             if len(run.allocation.nodes) > 1 and run.target is None:
@@ -147,11 +147,11 @@ class SharedNetwork:
                 mask = placed[job][0]
                 known = self._paced.get(job)
                 if known is None or abs(known[1] - stretches[job]) > _CHANGED:
-                    found[job] = stretches[job]
+                    changed[job] = stretches[job]
                 self._paced[job] = (mask, stretches[job])
         for job in [job for job in self._paced if job not in placed]:
             del self._paced[job]
-        return found
+        return changed
 
     def _joined(self, placed: Mapping[str, tuple[int, Rhythm]]) -> list[list[str]]:
         """Return jobs in components that share links which cannot carry all of them at once."""
@@ -187,17 +187,17 @@ class SharedNetwork:
             return self._components[key]
         rhythms = [placed[job][1] for job in members]
         if len(members) == 1:
-            found = [rhythms[0].period_s]
+            lasting = [rhythms[0].period_s]
         elif len(members) <= _MOST_TOGETHER:
             offsets = [
                 _phase(job) * one.period_s for job, one in zip(members, rhythms, strict=True)
             ]
-            found = periods(*_compact(rhythms, self.rates), offsets)
+            lasting = periods(*_compact(rhythms, self.rates), offsets)
         else:
-            found = [self._averaged(one) for one in rhythms]
+            lasting = [self._averaged(one) for one in rhythms]
         stretches = {
             job: max(1.0, period / self.habit(job).step_s)
-            for job, period in zip(members, found, strict=True)
+            for job, period in zip(members, lasting, strict=True)
         }
         if len(self._components) >= _MOST_KNOWN:
             self._components.clear()
