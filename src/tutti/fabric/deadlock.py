@@ -206,4 +206,6 @@ def _require_no_loop(tables: Tables, host: str) -> None:
     cycle = find_cycle(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(switches))
     if cycle:
         around = " → ".join(switches[i] for i in (*cycle, cycle[0]))
-        raise InputError(f"what is for {host} goes in a circle: {around}")
+        raise InputError(
+            f"what is for {host} goes in a circle: {around}; the routes of one of them are wrong"
+        )
