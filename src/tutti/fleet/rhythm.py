@@ -165,7 +165,7 @@ class Offsets:
 def propose_offsets(jobs: Sequence[Rhythm], rates: Floats) -> Offsets:
     """Return the best offsets found: one job after the other, over a grid of its period.
 
-    Begun from all at once, and from where each waits until those before it have sent.
+    Begun from all at once, and from turns, which are kept where nothing on the grid is better.
     """
     paces = _Paces(jobs, rates)
     chosen = [0.0] * len(jobs)
@@ -190,10 +190,16 @@ def propose_offsets(jobs: Sequence[Rhythm], rates: Floats) -> Offsets:
 
 
 def _by_turns(jobs: Sequence[Rhythm]) -> list[float]:
-    """Return when jobs begin so that each first sends when those before it have done so."""
+    """Return when jobs begin so that each first sends after those before it.
+
+    What is left of the shortest period lies between them in equal parts: the farther apart, the
+    later jitter makes them meet.
+    """
+    shortest = min(job.period_s for job in jobs)
+    between = max(0.0, shortest - sum(job.send_s for job in jobs)) / len(jobs)
     starts, free = [], jobs[0].compute_s
     for job in jobs:
         starts.append(free - job.compute_s)
-        free += job.send_s
+        free += job.send_s + between
     first = min(starts)
     return [start - first for start in starts]
