@@ -116,12 +116,14 @@ def many(count: int, noun: str, plural: str = "") -> str:
 
 def seconds_text(value: float) -> str:
     """Format seconds with the unit that keeps the number readable: 12.3 ms."""
+    if value == 0:
+        return "0 s"
     for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
         if abs(value) < limit:
             return f"{value * factor:.4g} {unit}"
     if abs(value) < 120:
         return f"{value:.4g} s"
-    minutes, seconds = divmod(value, 60)
+    minutes, seconds = divmod(round(value), 60)
     if minutes < 120:
         return f"{minutes:.0f} min {seconds:.0f} s"
     return f"{value / 3600:.1f} h"

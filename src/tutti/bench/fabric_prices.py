@@ -1,8 +1,9 @@
 """`tutti bench fabric prices`: prices of collective programs against their replay, flow by flow.
 
 On every example cluster groups of several forms are priced as plans are: one chip of each node
-with its neighbours in groups of their own, and whole pools. Every program is replayed on the wiring
-with the same efficiencies; what was chosen is held against the best replayed one.
+with its neighbours in groups of their own, one chip of each island, and whole pools. Every program
+is replayed on the wiring with the same efficiencies; what was chosen is held against the best
+replayed one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.pool import Pool
 from tutti.hardware.topology import Position
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ def _cases(cluster: Cluster) -> Iterator[_Case]:
                 f"one chip of each node of {pool.name}",
                 [[Position(pool.name, n, s) for n in nodes] for s in slots],
             )
+        if len(pool.node.islands) > 1:
+            yield _of_islands(pool)
         few = range(min(pool.nodes, max(1, MOST_RANKS // pool.node.num_chips)))
         if pool.num_chips > 1:
             whole = [Position(pool.name, n, s) for n in few for s in slots]
@@ -80,6 +84,16 @@ def _cases(cluster: Cluster) -> Iterator[_Case]:
             [Position(pool.name, n, s) for pool in cluster.pools for n in range(pool.nodes)]
             for s in range(width)
         ])  # fmt: skip
+
+
+def _of_islands(pool: Pool) -> _Case:
+    """Return the groups of copies that fill an island each: one chip of every island."""
+    islands = [list(island.slots) for island in pool.node.islands]
+    nodes = range(min(pool.nodes, MOST_RANKS // len(islands)))
+    return _Case(f"one chip of each island of {pool.name}", [
+        [Position(pool.name, n, island[at]) for n in nodes for island in islands]
+        for at in range(min(map(len, islands)))
+    ])  # fmt: skip
 
 
 def price_rows(

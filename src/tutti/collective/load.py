@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -38,15 +38,36 @@ class Load:
     rounds: int
     sent: dict[Edge, list[int]]
     received: dict[Edge, list[int]]
-    by_round: dict[Edge, list[int]] = dataclasses.field(default_factory=dict)
+    by_round: tuple[dict[Edge, int], ...] = ()
 
-    def most(self, edge: Edge) -> int:
-        """Return the most that any seat sends or receives on a kind of edge, one after the other.
+    def plus(self, later: Load) -> Load:
+        """Return both, one after the other."""
+        sent, received = (
+            {edge: [a + b for a, b in zip(own[edge], more[edge], strict=True)] for edge in own}
+            for own, more in ((self.sent, later.sent), (self.received, later.received))
+        )
+        return Load(self.rounds + later.rounds, sent, received, self.by_round + later.by_round)
 
-        A round of a tree waits for the one before: what others carry meanwhile is time, too.
+    def uses(self, edge: Edge) -> bool:
+        """Tell whether anything goes over a kind of edge."""
+        return any(self.sent[edge])
+
+    def busiest(self, seconds: Mapping[Edge, float]) -> float:
+        """Return how long a seat is busy at most with kinds of edges that leave by the same wire.
+
+        `seconds` are those of an element on each kind. A round of a tree waits for the one before:
+        what others carry meanwhile is time, too.
         """
-        steady = max(max(self.sent[edge]), max(self.received[edge]))
-        return max(steady, sum(self.by_round.get(edge, ())))
+        steady = max(
+            max(map(sum, zip(*([each * s for each in way[edge]] for edge, s in seconds.items()),
+                             strict=True)), default=0.0)
+            for way in (self.sent, self.received)
+        ) if seconds else 0.0  # fmt: skip
+        turns = sum(
+            max((most * seconds.get(edge, 0.0) for edge, most in one.items()), default=0.0)
+            for one in self.by_round
+        )
+        return max(steady, turns)
 
 
 def load(program: CollectiveProgram, index: int, layout: Layout, chunk: int = 0) -> Load:
@@ -79,12 +100,12 @@ class _Count:
         # of steps made of moves: by edge and round, what each seat sends, and what it receives
         self._moved: dict[tuple[Edge, int], tuple[dict[int, int], dict[int, int]]] = {}
 
-    def by_round(self) -> dict[Edge, list[int]]:
+    def by_round(self) -> tuple[dict[Edge, int], ...]:
         """Return the most that a seat sends or receives in each round of moves."""
-        found: dict[Edge, list[int]] = defaultdict(list)
-        for (edge, _), ways in self._moved.items():
-            found[edge].append(max(max(way.values()) for way in ways))
-        return found
+        rounds: dict[int, dict[Edge, int]] = defaultdict(dict)
+        for (edge, at), ways in self._moved.items():
+            rounds[at][edge] = max(max(way.values()) for way in ways)
+        return tuple(rounds.values())
 
     def add(self, source: int, target: int, elements: int) -> None:
         """Count one message."""

@@ -141,16 +141,16 @@ class Tables:
     @classmethod
     def read(cls, value: object, name: str) -> Tables:
         """Build tables from their written form; what names nothing known is refused."""
-        found = build_fields(cls, value, Place(name))
-        known = {*found.hosts.values(), *found.routes}
-        for switch, table in found.routes.items():
+        tables = build_fields(cls, value, Place(name))
+        known = {*tables.hosts.values(), *tables.routes}
+        for switch, table in tables.routes.items():
             for host, ways in table.items():
-                if host not in found.hosts:
+                if host not in tables.hosts:
                     raise InputError(f"{name}: {switch} has a route to unknown host '{host}'")
                 for way in ways:
                     if way not in known and way != host:
                         raise InputError(f"{name}: {switch} sends {host} to unknown '{way}'")
-        return found
+        return tables
 
 
 def check_tables(tables: Tables) -> CycleCheck:
@@ -206,4 +206,6 @@ def _require_no_loop(tables: Tables, host: str) -> None:
     cycle = find_cycle(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(switches))
     if cycle:
         around = " → ".join(switches[i] for i in (*cycle, cycle[0]))
-        raise InputError(f"what is for {host} goes in a circle: {around}")
+        raise InputError(
+            f"what is for {host} goes in a circle: {around}; the routes of one of them are wrong"
+        )

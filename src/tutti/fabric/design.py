@@ -181,7 +181,7 @@ def design(wanted: Wanted, parts: Parts | None = None) -> Design:
 def alternatives(wanted: Wanted, parts: Parts | None = None) -> list[Design]:
     """Return other fabrics for the same chips, cheapest first: one per kind."""
     parts = parts or shipped_parts()
-    found: dict[str, Design] = {}
+    by_label: dict[str, Design] = {}
     for rails in RAILS:
         for planes in (1, 2):
             for over in sorted({1.0, wanted.oversubscription, 2.0, 4.0}):
@@ -195,9 +195,9 @@ def alternatives(wanted: Wanted, parts: Parts | None = None) -> list[Design]:
                     counted = _count(asked, tiers)
                     if counted is not None:
                         one = _finished(asked, counted, parts)
-                        found.setdefault(one.label, one)
+                        by_label.setdefault(one.label, one)
                         break
-    return sorted(found.values(), key=lambda one: (one.price, one.label))
+    return sorted(by_label.values(), key=lambda one: (one.price, one.label))
 
 
 _Counted = tuple[tuple[Level, ...], int, int]  # levels, groups, pods

@@ -40,9 +40,9 @@ class Failures:
 
     def alive(self, wiring: Wiring) -> npt.NDArray[np.bool_]:
         """Return which links are left."""
-        found = np.ones(wiring.num_links, dtype=np.bool_)
-        found[list(self.links)] = False
-        return found
+        alive = np.ones(wiring.num_links, dtype=np.bool_)
+        alive[list(self.links)] = False
+        return alive
 
     def rates(self, wiring: Wiring) -> Floats:
         """Return what all links carry now; a bundle what its links left carry."""
@@ -69,10 +69,10 @@ class Failures:
 
 
 def _is_down(wiring: Wiring, links: Integers) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(links), dtype=np.bool_)
+    down = np.zeros(len(links), dtype=np.bool_)
     for layer in wiring.layers:
-        found |= (links >= layer.down) & (links < layer.down + layer.num_links)
-    return found | ((links >= wiring.num_ports) & (links < 2 * wiring.num_ports))
+        down |= (links >= layer.down) & (links < layer.down + layer.num_links)
+    return down | ((links >= wiring.num_ports) & (links < 2 * wiring.num_ports))
 
 
 def _links_of(wiring: Wiring, text: str) -> list[int]:
@@ -97,14 +97,14 @@ def _existing(wiring: Wiring, text: str) -> Position:
 
 def _switch(wiring: Wiring, text: str, whole: str) -> tuple[int, int]:
     """Return tier and number of a switch."""
-    found = re.fullmatch(r"(.+?)\s*(\d{1,9})", text)
+    parts = re.fullmatch(r"(.+?)\s*(\d{1,9})", text)
     tiers = [tier.name for tier in wiring.fabric.tiers]
-    if found is None or found[1] not in tiers:
-        name = found[1] if found else text
+    if parts is None or parts[1] not in tiers:
+        name = parts[1] if parts else text
         raise InputError(f"--fail '{whole}': no tier '{name}'; {hint(name, tiers)}")
-    tier, number = tiers.index(found[1]), int(found[2])
+    tier, number = tiers.index(parts[1]), int(parts[2])
     if number >= (count := wiring.num_switches[tier]):
-        raise InputError(f"--fail '{whole}': {found[1]} {number} is not among 0-{count - 1}")
+        raise InputError(f"--fail '{whole}': {parts[1]} {number} is not among 0-{count - 1}")
     return tier, number
 
 
@@ -128,18 +128,18 @@ def _between(wiring: Wiring, low: tuple[int, int], high: tuple[int, int], text: 
 
 def _all_of(wiring: Wiring, tier: int, number: int) -> list[int]:
     """Return every link at a switch."""
-    found: list[int] = []
+    links: list[int] = []
     if tier < len(wiring.layers):
         layer = wiring.layers[tier]
         each = layer.ways * layer.cables
         for base in (layer.up, layer.down):
-            found += range(base + number * each, base + (number + 1) * each)
+            links += range(base + number * each, base + (number + 1) * each)
     if tier == 0:
         ports = np.flatnonzero(wiring.port_leaf == number)
-        return found + ports.tolist() + (ports + wiring.num_ports).tolist()
+        return links + ports.tolist() + (ports + wiring.num_ports).tolist()
     below = wiring.layers[tier - 1]
     for switch in range(below.switches):
         reached = above(wiring, tier - 1, switch)
         if reached[0] <= number <= reached[-1]:
-            found += _between(wiring, (tier - 1, switch), (tier, number), "")
-    return found
+            links += _between(wiring, (tier - 1, switch), (tier, number), "")
+    return links

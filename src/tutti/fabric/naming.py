@@ -48,8 +48,8 @@ def tier_of(wiring: Wiring, link: int) -> str:
 
 
 def _host(wiring: Wiring, port: int) -> str:
-    found = (wiring.chip_ports == port).any(axis=1).nonzero()[0]
-    return f"NIC of {wiring.position(int(found[0]))}"
+    chips = (wiring.chip_ports == port).any(axis=1).nonzero()[0]
+    return f"NIC of {wiring.position(int(chips[0]))}"
 
 
 def _inside(wiring: Wiring, link: int) -> str:

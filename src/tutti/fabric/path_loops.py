@@ -147,14 +147,14 @@ def _first_alive(out: Any, row: Any, ends: Any, shape: Any, parents: Any, alive:
             for side in range(2):
                 base = up[layer] if side == 0 else down[layer]
                 lower = low if side == 0 else other
-                found = -1
+                best_link = -1
                 for cable in range(cables[layer]):
                     link = base + (lower * ways[layer] + way) * cables[layer] + cable
                     if alive[link]:
-                        found = link
+                        best_link = link
                         break
-                good = good and found >= 0
-                out[row, 1 + layer if side == 0 else width - 2 - layer] = found
+                good = good and best_link >= 0
+                out[row, 1 + layer if side == 0 else width - 2 - layer] = best_link
             group, far = parents[starts[layer] + group], parents[starts[layer] + far]
             x = column * ways[layer] + way
             column = x

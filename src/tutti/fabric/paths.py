@@ -156,26 +156,30 @@ def _column(layers: tuple[Any, ...], name: str) -> Integers:
 
 def _ports_alive(wiring: Wiring, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Packets that are spread avoid what has failed; only ports can cut a chip off."""
-    found = np.ones(len(alive), dtype=np.bool_)
+    usable = np.ones(len(alive), dtype=np.bool_)
     if len(alive):
-        found[: 2 * wiring.num_ports] = alive[: 2 * wiring.num_ports]
-    return found
+        usable[: 2 * wiring.num_ports] = alive[: 2 * wiring.num_ports]
+    return usable
 
 
 def _same_host(wiring: Wiring) -> npt.NDArray[np.bool_]:
     pools = wiring.cluster.pools
-    found = np.zeros((len(pools), len(pools)), dtype=np.bool_)
+    together = np.zeros((len(pools), len(pools)), dtype=np.bool_)
     for i, home in enumerate(pools):
         for j, away in enumerate(pools):
             if i != j:
-                found[i, j] = wiring.cluster.cross_link(home.name, away.name).same_host
-    return found
+                together[i, j] = wiring.cluster.cross_link(home.name, away.name).same_host
+    return together
 
 
 def _with_caps(
     wiring: Wiring, a: Integers, b: Integers, out: npt.NDArray[np.int32], rates: Floats
 ) -> tuple[npt.NDArray[np.int32], Floats]:
-    """Add what links between pools let through: per chip and other pool, at either end."""
+    """Add what links between pools let through, per chip and other pool, at either end.
+
+    Pools of one machine meet in its memory: all that a chip sends to them takes one way out, as
+    fast as its fastest link there.
+    """
     pools = wiring.cluster.pools
     capped = np.zeros((len(pools), len(pools)), dtype=np.bool_)
     for i, home in enumerate(pools):
@@ -186,19 +190,34 @@ def _with_caps(
                 capped[i, j] = (
                     forwarded or cross.bandwidth is not None or cross.nic_fraction is not None
                 )
-    rows = np.flatnonzero(capped[wiring.chip_pool[a], wiring.chip_pool[b]])
-    if not len(rows):
-        return out, rates
+    met = wiring.chip_pool[a], wiring.chip_pool[b]
+    for rows, apart in (
+        (np.flatnonzero(capped[met]), len(pools)),
+        (np.flatnonzero(_same_host(wiring)[met]), 1),
+    ):
+        if len(rows):
+            out, rates = _with_cap(wiring, (a[rows], b[rows]), rows, apart, out, rates)
+    return out, rates
+
+
+def _with_cap(
+    wiring: Wiring, ends: tuple[Integers, Integers], rows: Integers, apart: int,
+    out: npt.NDArray[np.int32], rates: Floats,
+) -> tuple[npt.NDArray[np.int32], Floats]:  # fmt: skip
+    """Add a link at either end of some flows: one per chip and, kept apart, other pool."""
     more = np.full((len(out), 2), -1, dtype=np.int32)
     extra: list[Floats] = []
     first = len(rates)
-    for side, (near, far) in enumerate(((a, b), (b, a))):
-        key = near[rows] * len(pools) + wiring.chip_pool[far[rows]]
-        distinct, example, index = np.unique(key, return_index=True, return_inverse=True)
+    for side, (near, far) in enumerate((ends, ends[::-1])):
+        met = near * len(wiring.cluster.pools) + wiring.chip_pool[far]
+        _, example, pair = np.unique(met, return_index=True, return_inverse=True)
+        caps = np.array([_cap(wiring, int(near[e]), int(far[e])) for e in example])
+        key = near * apart + wiring.chip_pool[far] % apart
+        distinct, index = np.unique(key, return_inverse=True)
         more[rows, side] = first + index.reshape(-1)
-        extra.append(
-            np.array([_cap(wiring, int(near[rows[e]]), int(far[rows[e]])) for e in example])
-        )
+        fastest = np.zeros(len(distinct))
+        np.maximum.at(fastest, index.reshape(-1), caps[pair.reshape(-1)])
+        extra.append(fastest)
         first += len(distinct)
     return np.hstack([out, more]), np.concatenate([rates, *extra])
 

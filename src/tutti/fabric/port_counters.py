@@ -50,7 +50,7 @@ def changes(before: Reading, after: Reading, seconds: float) -> tuple[list[PortC
     """
     if seconds <= 0:
         return [], [f"{a} → {b}" for a, b in after]
-    found, reset = [], []
+    rises, reset = [], []
     for link, now in after.items():
         old = before.get(link)
         if old is None:
@@ -64,7 +64,7 @@ def changes(before: Reading, after: Reading, seconds: float) -> tuple[list[PortC
         if min(sent, frames, marks, discards, paused) < 0:
             reset.append(f"{link[0]} → {link[1]}")
             continue
-        found.append(
+        rises.append(
             PortChange(
                 source=link[0],
                 target=link[1],
@@ -74,4 +74,4 @@ def changes(before: Reading, after: Reading, seconds: float) -> tuple[list[PortC
                 discards=discards / seconds,
             )
         )
-    return found, reset
+    return rises, reset

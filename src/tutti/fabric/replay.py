@@ -180,9 +180,9 @@ def _used(wiring: Wiring, efficiency: float, inside: float | None, links: int) -
     """Return what of each link's rate is made use of."""
     if inside is None:
         return efficiency
-    found = np.full(links, efficiency)
-    found[wiring.island_out : wiring.bridge_out] = inside
-    return found
+    shares = np.full(links, efficiency)
+    shares[wiring.island_out : wiring.bridge_out] = inside
+    return shares
 
 
 def _teams(
@@ -216,8 +216,8 @@ def busy_seconds(teams: Teams, efficiency: float | Floats = 1.0) -> Floats:
     each = np.broadcast_to(weights[:, None], flows.links.shape)[used]
     load = np.bincount(flows.links[used], weights=each, minlength=len(flows.rates))
     rates = flows.rates * efficiency
-    found: Floats = np.divide(load, rates, out=np.zeros_like(load), where=rates > 0)
-    return found
+    seconds: Floats = np.divide(load, rates, out=np.zeros_like(load), where=rates > 0)
+    return seconds
 
 
 def bus_bandwidth(program: CollectiveProgram, num_bytes: float, seconds: float) -> float:

@@ -120,11 +120,11 @@ class _Shares:
         rates = self._many(ways) if len(ways) >= _MANY else _fair(ways, self._capacity)
         if len(ways) == len(flows):
             return rates
-        found, at = [], 0
+        totals, at = [], 0
         for flow in flows:
-            found.append(sum(rates[at : at + 1 + len(flow.further)]))
+            totals.append(sum(rates[at : at + 1 + len(flow.further)]))
             at += 1 + len(flow.further)
-        return found
+        return totals
 
     def _many(self, ways: Sequence[Wires]) -> list[float]:
         widest = max(map(len, ways))

@@ -169,16 +169,16 @@ def _leaf_groups(cluster: Cluster) -> list[list[int]]:
     """Return the leaf group of each node of each pool; pools that name none get further ones."""
     fabric = cluster.fabric
     named = max((max(p.leaves.numbers) + 1 for p in cluster.pools if len(p.leaves)), default=0)
-    found: list[list[int]] = []
+    leaf_of_pool: list[list[int]] = []
     for pool in cluster.pools:
         if len(fabric.tiers) == 1:
-            found.append([0] * pool.nodes)
+            leaf_of_pool.append([0] * pool.nodes)
         elif len(pool.leaves):
-            found.append(list(pool.leaves.numbers))
+            leaf_of_pool.append(list(pool.leaves.numbers))
         else:
-            found.append([named + group_of(fabric, pool, n, 0) for n in range(pool.nodes)])
-            named = found[-1][-1] + 1
-    return found
+            leaf_of_pool.append([named + group_of(fabric, pool, n, 0) for n in range(pool.nodes)])
+            named = leaf_of_pool[-1][-1] + 1
+    return leaf_of_pool
 
 
 def _parents(cluster: Cluster, leaf_groups: list[list[int]]) -> list[Integers]:
@@ -344,16 +344,16 @@ def _chips(cluster: Cluster) -> tuple[dict[str, int], Integers, Integers]:
 
 
 def _islands(cluster: Cluster) -> Integers:
-    found, first = [], 0
+    columns, first = [], 0
     for pool in cluster.pools:
         own = np.full(pool.node.num_chips, -1, dtype=np.int64)
         for number, island in enumerate(pool.node.islands):
             own[list(island.slots)] = number
         count = len(pool.node.islands)
         each = first + np.arange(pool.nodes)[:, None] * count + own[None, :]
-        found.append(np.where(own[None, :] < 0, -1, each).ravel())
+        columns.append(np.where(own[None, :] < 0, -1, each).ravel())
         first += pool.nodes * count
-    return np.concatenate(found)
+    return np.concatenate(columns)
 
 
 def _inside(pool: Pool) -> tuple[Floats, Floats]:

@@ -22,12 +22,12 @@ Floats = npt.NDArray[np.float64]
 
 def bits(mask: int) -> list[int]:
     """Return the numbers of the bits that are set, rising."""
-    found = []
+    numbers = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        numbers.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return numbers
 
 
 def lowest(mask: int, count: int) -> int:
@@ -109,11 +109,11 @@ class Grounds:
 
     def node_numbers(self, nodes: tuple[int, ...]) -> dict[str, list[int]]:
         """Return the numbers of nodes inside their pools."""
-        found: dict[str, list[int]] = {}
+        by_pool: dict[str, list[int]] = {}
         for node in nodes:
             pool = self.node_pool[node]
-            found.setdefault(self.pool_names[pool], []).append(node - self.first[pool])
-        return found
+            by_pool.setdefault(self.pool_names[pool], []).append(node - self.first[pool])
+        return by_pool
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -159,10 +159,10 @@ def _groups(wiring: Wiring, nodes: int) -> list[list[int]]:
         return []
     port = wiring.node_port.max(axis=1)
     own = wiring.port_leaf[np.maximum(port, 0)] // wiring.switches_per_group[0]
-    found = [[int(g) for g in own]]
+    tiers = [[int(g) for g in own]]
     for parent in wiring.group_parent[:-1]:
-        found.append([int(parent[g]) for g in found[-1]])
-    return [groups for groups in found if len(groups) == nodes]
+        tiers.append([int(parent[g]) for g in tiers[-1]])
+    return [groups for groups in tiers if len(groups) == nodes]
 
 
 class Fleet:
@@ -198,13 +198,13 @@ class Fleet:
 
     def fullest(self, free: int, chips: int, count: int) -> int:
         """Return those of some nodes with the fewest free chips, but so many, that are enough."""
-        found = 0
+        taken = 0
         for level in range(chips, len(self.level)):
             more = self.level[level + 1] if level + 1 < len(self.level) else 0
-            found |= free & self.level[level] & ~more
-            if found.bit_count() >= count:
-                return found
-        return found
+            taken |= free & self.level[level] & ~more
+            if taken.bit_count() >= count:
+                return taken
+        return taken
 
     def allocate(self, mask: int, shape: Shape, number: int) -> Allocation:
         """Return chips on these nodes: the lowest slots that are free."""
@@ -293,6 +293,6 @@ class Fleet:
         if chips >= size:
             return whole
         rows = self.free_at[first : first + count, :size]
-        found: Floats = np.partition(rows, chips - 1, axis=1)[:, chips - 1]
-        found[np.isinf(whole)] = np.inf
-        return found
+        room: Floats = np.partition(rows, chips - 1, axis=1)[:, chips - 1]
+        room[np.isinf(whole)] = np.inf
+        return room

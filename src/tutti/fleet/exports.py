@@ -43,17 +43,17 @@ class Tree:
 
     def leaves(self) -> dict[str, list[str]]:
         """Return the hosts of each group of the lowest tier."""
-        found: dict[str, list[str]] = {}
+        hosts_of: dict[str, list[str]] = {}
         for host, group in zip(self.hosts, self.groups[0], strict=True):
-            found.setdefault(self.name(0, group), []).append(host.name)
-        return found
+            hosts_of.setdefault(self.name(0, group), []).append(host.name)
+        return hosts_of
 
     def children(self, tier: int) -> dict[str, list[str]]:
         """Return the groups below each group of a tier above the lowest."""
-        found: dict[str, dict[str, None]] = {}
+        members: dict[str, dict[str, None]] = {}
         for own, below in zip(self.groups[tier], self.groups[tier - 1], strict=True):
-            found.setdefault(self.name(tier, own), {})[self.name(tier - 1, below)] = None
-        return {name: list(below) for name, below in found.items()}
+            members.setdefault(self.name(tier, own), {})[self.name(tier - 1, below)] = None
+        return {name: list(below) for name, below in members.items()}
 
     def path(self, index: int) -> dict[str, str]:
         """Return the groups of a host, by the names of the tiers, highest first."""
@@ -82,10 +82,10 @@ def slurm_tree(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "") -> s
 
 def block_sizes(sizes: Sequence[int]) -> list[int]:
     """Return Slurm's planning sizes: the smallest block, doubled as long as blocks hold it."""
-    found = [min(sizes)]
-    while 2 * found[-1] <= sum(sizes):
-        found.append(2 * found[-1])
-    return found
+    doubled = [min(sizes)]
+    while 2 * doubled[-1] <= sum(sizes):
+        doubled.append(2 * doubled[-1])
+    return doubled
 
 
 def slurm_block(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "") -> str:
@@ -158,36 +158,36 @@ def kueue(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "v1beta2") ->
 
 def object_name(text: str) -> str:
     """Return a name as Kubernetes wants it: lower case, digits, `-` and `.` inside."""
-    found = re.sub(r"[^a-z0-9.]+", "-", text.lower())
-    return re.sub(r"-*\.[-.]*", ".", found).strip("-.")[:253].strip("-.") or "cluster"
+    plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    return re.sub(r"-*\.[-.]*", ".", plain).strip("-.")[:253].strip("-.") or "cluster"
 
 
 def object_names(texts: Sequence[str]) -> dict[str, str]:
     """Return a name for each text, no two alike; of those that would be, the later are numbered."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     plain = [object_name(text) for text in texts]
     taken = set(plain)
     for text, name in zip(texts, plain, strict=True):
         chosen, number = name, 1
-        while chosen in found.values() or (number > 1 and chosen in taken):
+        while chosen in labels.values() or (number > 1 and chosen in taken):
             number += 1
             end = f"-{number}"
             chosen = name[: 253 - len(end)].rstrip("-.") + end
-        found[text] = chosen
-    return found
+        labels[text] = chosen
+    return labels
 
 
 def node_labels(tree: Tree) -> list[dict[str, Any]]:
     """Return every node with the labels that say where it hangs: `kubectl apply --server-side`."""
-    found = []
+    entries = []
     for index, host in enumerate(tree.hosts):
         path = {f"{LABEL}/{tier}": group for tier, group in tree.path(index).items()}
         path.pop(f"{LABEL}/{tree.tiers[-1]}")
-        found.append({
+        entries.append({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": host.name, "labels": {f"{LABEL}/pool": host.pool, **path}},
         })  # fmt: skip
-    return found
+    return entries
 
 
 def volcano(cluster: Cluster, hosts: Sequence[NamedHost], api: str = "") -> str:

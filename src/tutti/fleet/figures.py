@@ -90,8 +90,8 @@ def _lying(history: History, job: JobHistory) -> tuple[bool, float] | None:
 
 def waits_by_tenant(history: History) -> dict[str, float]:
     """Return the mean waiting time of each tenant's jobs."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_tenant: dict[str, list[float]] = defaultdict(list)
     for job in history.jobs.values():
         if job.end >= 0:
-            found[job.request.tenant].append(job.wait_s)
-    return {tenant: float(np.mean(waits)) for tenant, waits in sorted(found.items())}
+            by_tenant[job.request.tenant].append(job.wait_s)
+    return {tenant: float(np.mean(waits)) for tenant, waits in sorted(by_tenant.items())}

@@ -31,7 +31,7 @@ def named_hosts(cluster: Cluster, path: Path | None) -> list[NamedHost]:
         names = _from_facts(cluster, path)
     else:
         names = _from_table(cluster, path)
-    found: list[NamedHost] = []
+    named: list[NamedHost] = []
     for pool in cluster.pools:
         wanted = pool.nodes * pool.node.hosts
         given = names.get(pool.name, [])
@@ -40,13 +40,13 @@ def named_hosts(cluster: Cluster, path: Path | None) -> list[NamedHost]:
             raise InputError(
                 f"{where}: {len(given)} hosts of pool '{pool.name}', but the cluster has {wanted}"
             )
-        found += [
+        named += [
             NamedHost(name, pool.name, at // pool.node.hosts) for at, name in enumerate(given)
         ]
-    name, times = Counter(host.name for host in found).most_common(1)[0]
+    name, times = Counter(host.name for host in named).most_common(1)[0]
     if times > 1:
         raise InputError(f"{path.name if path else 'hosts'}: '{name}' is named {times} times")
-    return found
+    return named
 
 
 def _usual(pool: str, count: int) -> list[str]:
@@ -61,14 +61,14 @@ def _from_facts(cluster: Cluster, path: Path) -> dict[str, list[str]]:
     if not isinstance(pools, dict):
         raise InputError(f"{path.name}: no 'pools'; name the hosts of each pool under it")
     known = [pool.name for pool in cluster.pools]
-    found: dict[str, list[str]] = {}
+    by_pool: dict[str, list[str]] = {}
     for name, facts in pools.items():
         if name not in known:
             raise InputError(f"{path.name}: no pool '{name}'; {hint(str(name), known)}")
         hosts = facts.get("hosts") if isinstance(facts, dict) else None
         if hosts:
-            found[name] = [each for text in hosts for each in expand_names(str(text))]
-    return found
+            by_pool[name] = [each for text in hosts for each in expand_names(str(text))]
+    return by_pool
 
 
 def _from_table(cluster: Cluster, path: Path) -> dict[str, list[str]]:
@@ -78,12 +78,12 @@ def _from_table(cluster: Cluster, path: Path) -> dict[str, list[str]]:
     if "host" not in columns:
         raise InputError(f"{path.name}: no column 'host'; found {', '.join(columns) or 'nothing'}")
     known = [pool.name for pool in cluster.pools]
-    found: dict[str, list[str]] = {}
+    by_pool: dict[str, list[str]] = {}
     for number, row in enumerate(reader, start=2):
         pool = (row.get("pool") or known[0]).strip()
         if pool not in known:
             raise InputError(f"{path.name}: line {number}: no pool '{pool}'; {hint(pool, known)}")
         if not (row["host"] or "").strip():
             raise InputError(f"{path.name}: line {number}: 'host' is missing")
-        found.setdefault(pool, []).append(row["host"].strip())
-    return found
+        by_pool.setdefault(pool, []).append(row["host"].strip())
+    return by_pool

@@ -140,30 +140,30 @@ def _placed(
                 )
             parent[child] = switch
     owner: dict[str, str] = {}
-    found: list[HostPlace] = []
+    places: list[HostPlace] = []
     for switch, names in hosts.items():
         path = _way_up(switch, parent, name)
         for host in names:
             if host in owner:
                 raise InputError(f"{name}: host '{host}' hangs on '{owner[host]}' and '{switch}'")
             owner[host] = switch
-            found.append(HostPlace(host, path))
+            places.append(HostPlace(host, path))
     for switch in parent:
         _way_up(switch, parent, name)
-    depths = {len(place.path) for place in found}
+    depths = {len(place.path) for place in places}
     if len(depths) > 1:
-        low = min(found, key=lambda place: len(place.path))
+        low = min(places, key=lambda place: len(place.path))
         raise InputError(
             f"{name}: orphan: '{low.path[-1]}' is under nothing, while others are "
             f"{max(depths)} levels deep"
         )
-    tops = {place.path[-1] for place in found}
+    tops = {place.path[-1] for place in places}
     if below and len(tops) > 1:
         first, second = sorted(tops)[:2]
         raise InputError(
             f"{name}: orphans: '{first}' and '{second}' are under nothing; join them by a switch"
         )
-    return found
+    return places
 
 
 def _way_up(switch: str, parent: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -181,13 +181,13 @@ def _way_up(switch: str, parent: Mapping[str, str], name: str) -> tuple[str, ...
 
 
 def _nodes(documents: Sequence[Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    nodes: list[dict[str, Any]] = []
     for one in documents:
         if isinstance(one, dict) and one.get("kind") in ("List", "NodeList"):
-            found += _nodes(one.get("items") or [])
+            nodes += _nodes(one.get("items") or [])
         elif isinstance(one, dict) and one.get("kind") == "Node":
-            found.append(one)
-    return found
+            nodes.append(one)
+    return nodes
 
 
 def _from_labels(nodes: Sequence[dict[str, Any]], name: str) -> list[HostPlace]:
@@ -263,13 +263,13 @@ def _by_columns(
     order = sorted(
         keys, key=lambda key: (len({v[key] for _, v, _ in rows}), keys.index(key)), reverse=True
     )
-    found = []
+    places = []
     for host, values, pool in rows:
         path = tuple(
             "/".join(values[key] for key in reversed(order[at:])) for at in range(len(order))
         )
-        found.append(HostPlace(host, path, pool))
-    return found
+        places.append(HostPlace(host, path, pool))
+    return places
 
 
 # --- clusters ----------------------------------------------------------------------------------
@@ -374,9 +374,9 @@ def with_places(
         )
     tiers = tuple(replace(mine, nodes=read.nodes) for mine, read in zip(own, fabric.tiers,
                                                                        strict=True))  # fmt: skip
-    found: dict[tuple[str, int], int] = {}
+    leaf_of: dict[tuple[str, int], int] = {}
     for host, leaf in zip(hosts, leaves, strict=True):
-        if found.setdefault((host.pool, host.node), leaf) != leaf:
+        if leaf_of.setdefault((host.pool, host.node), leaf) != leaf:
             raise InputError(f"{source}: hosts of node {host.pool}/{host.node} hang apart")
     flat = len(tiers) == 1
     return replace(
@@ -384,7 +384,7 @@ def with_places(
         fabric=replace(cluster.fabric, tiers=tiers),
         pools=tuple(
             replace(pool, leaves=Leaves(
-                () if flat else tuple(found[pool.name, node] for node in range(pool.nodes))
+                () if flat else tuple(leaf_of[pool.name, node] for node in range(pool.nodes))
             ))
             for pool in cluster.pools
         ),

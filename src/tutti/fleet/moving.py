@@ -99,10 +99,10 @@ def make_way(
         own = group & grounds.pool_masks[pool] & ~machine.fleet.down
         if own.bit_count() < count:
             continue
-        found = _cleared(machine, own, free, count, now)
-        if found is None:
+        cleared = _cleared(machine, own, free, count, now)
+        if cleared is None:
             continue
-        moves, left = found
+        moves, left = cleared
         longest = max((run.request.restart_s for run, _ in moves), default=0.0)
         lost = sum(run.request.restart_s * len(run.allocation.nodes) for run, _ in moves)
         if moves and lost + longest * count < gain_s * count and (best is None or lost < best[0]):

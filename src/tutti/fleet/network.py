@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -22,11 +22,12 @@ from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.fleet.chips import Grounds, bits
 from tutti.fleet.machine import Machine
 from tutti.fleet.request import JobRequest, Shape
-from tutti.fleet.rhythm import Rhythm, computing_s, periods
+from tutti.fleet.rhythm import Rhythm, computing_s, periods, propose_offsets
 from tutti.simulate.step_traffic import StepTraffic
 
 _CHANGED = 1e-6
 _MOST_KNOWN = 20_000
+_ALIKE = 0.01  # periods that differ by less stay in step for long enough
 _MOST_TOGETHER = 10  # jobs of a component that are followed; more are averaged
 
 
@@ -108,11 +109,33 @@ class SharedNetwork:
             self._rhythms[key] = makes(self.grounds, habit, bits(mask))  # type: ignore[arg-type]
         return self._rhythms[key]
 
+    # --- what users ask ------------------------------------------------------------------
+
+    def turns(self, placed: Mapping[str, int]) -> list[tuple[dict[str, float], float]]:
+        """Return who should begin how much later on links they share, and what of steps it saves.
+
+        Only where it helps, and where nodes are told by a mask; jobs that drift are offered none.
+        """
+        rhythms = {
+            job: (mask, self.rhythm(self.habit(job), mask))
+            for job, mask in placed.items() if mask & (mask - 1)
+        }  # fmt: skip
+        offered = []
+        for members in self._joined(rhythms):
+            jobs = [rhythms[job][1] for job in members]
+            longest, shortest = (most(one.period_s for one in jobs) for most in (max, min))
+            if not 1 < len(members) <= _MOST_TOGETHER or longest > shortest * (1 + _ALIKE):
+                continue
+            offsets = propose_offsets(*_compact(jobs, self.rates))
+            if offsets.helps:
+                offered.append((dict(zip(members, offsets.seconds, strict=True)), offsets.gain))
+        return offered
+
     # --- what the simulation asks --------------------------------------------------------
 
     def solve(self, machine: Machine) -> dict[str, float]:
         """Return the stretch of every job whose steps have become longer or shorter."""
-        found: dict[str, float] = {}
+        changed: dict[str, float] = {}
         placed: dict[str, tuple[int, Rhythm]] = {}
         for job, run in machine.running.items():
             if len(run.allocation.nodes) > 1 and run.target is None:
@@ -124,11 +147,11 @@ class SharedNetwork:
                 mask = placed[job][0]
                 known = self._paced.get(job)
                 if known is None or abs(known[1] - stretches[job]) > _CHANGED:
-                    found[job] = stretches[job]
+                    changed[job] = stretches[job]
                 self._paced[job] = (mask, stretches[job])
         for job in [job for job in self._paced if job not in placed]:
             del self._paced[job]
-        return found
+        return changed
 
     def _joined(self, placed: Mapping[str, tuple[int, Rhythm]]) -> list[list[str]]:
         """Return jobs in components that share links which cannot carry all of them at once."""
@@ -164,23 +187,17 @@ class SharedNetwork:
             return self._components[key]
         rhythms = [placed[job][1] for job in members]
         if len(members) == 1:
-            found = [rhythms[0].period_s]
+            lasting = [rhythms[0].period_s]
         elif len(members) <= _MOST_TOGETHER:
-            used = np.unique(np.concatenate([one.links for one in rhythms]))
-            small = [
-                Rhythm(compute_s=one.compute_s, send_s=one.send_s, demand=one.demand, felt=one.felt,
-                       links=np.searchsorted(used, one.links))
-                for one in rhythms
-            ]  # fmt: skip
             offsets = [
                 _phase(job) * one.period_s for job, one in zip(members, rhythms, strict=True)
             ]
-            found = periods(small, self.rates[used], offsets)
+            lasting = periods(*_compact(rhythms, self.rates), offsets)
         else:
-            found = [self._averaged(one) for one in rhythms]
+            lasting = [self._averaged(one) for one in rhythms]
         stretches = {
             job: max(1.0, period / self.habit(job).step_s)
-            for job, period in zip(members, found, strict=True)
+            for job, period in zip(members, lasting, strict=True)
         }
         if len(self._components) >= _MOST_KNOWN:
             self._components.clear()
@@ -193,6 +210,13 @@ class SharedNetwork:
         others = self._average[one.links] - one.demand * one.send_s / one.period_s
         left = np.maximum(rates - others, 0.1 * rates)
         return one.slowed_s(float((one.demand / left).max(initial=0.0)))
+
+
+def _compact(rhythms: Sequence[Rhythm], rates: Floats) -> tuple[list[Rhythm], Floats]:
+    """Return jobs with the links numbered that some of them use, and the rates of those."""
+    used = np.unique(np.concatenate([one.links for one in rhythms]))
+    own = [replace(one, links=np.searchsorted(used, one.links)) for one in rhythms]
+    return own, rates[used]
 
 
 def _phase(job: str) -> float:

@@ -29,10 +29,10 @@ def place(
 ) -> int:
     """Return `count` of the free nodes; `border` is the tier whose groups matter most."""
     if kind is Placement.RANDOM:
-        found = 0
+        picked = 0
         for node in chance.sample(bits(free), count):
-            found |= 1 << node
-        return found
+            picked |= 1 << node
+        return picked
     if kind is Placement.FIRST:
         return lowest(free, count)
     tight = tightest(free, count, tiers, border)
@@ -74,24 +74,24 @@ def _inside(free: int, count: int, tiers: Tiers, below: int, border: int) -> int
 
 
 def _rooms(free: int, groups: Masks) -> list[tuple[int, int]]:
-    found = []
+    by_room = []
     for mask in groups:
         own = free & mask
         if own:
-            found.append((own.bit_count(), own))
-    return found
+            by_room.append((own.bit_count(), own))
+    return by_room
 
 
 def _fullest(free: int, groups: Masks) -> int:
     """Return the free nodes of the group that has the fewest, but one."""
-    best, found = free.bit_count() + 1, free
+    best, group = free.bit_count() + 1, free
     for mask in groups:
         own = free & mask
         if own and (room := own.bit_count()) < best:
-            best, found = room, own
+            best, group = room, own
             if room == 1:
                 break
-    return found
+    return group
 
 
 def _needed(free: int, count: int, groups: Masks) -> int:

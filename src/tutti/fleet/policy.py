@@ -60,7 +60,7 @@ class Policy:
     @classmethod
     def parse(cls, text: str) -> Policy:
         """Read "fifo/tightest/wait/move"."""
-        found: dict[str, object] = {}
+        chosen: dict[str, object] = {}
         known = [*map(str, Order), *map(str, Placement), *_EXTRAS]
         for word in filter(None, (part.strip() for part in text.split("/"))):
             key: str
@@ -73,12 +73,12 @@ class Policy:
                 key, value = ("backfill", False) if word == "strict" else (word, True)
             else:
                 raise InputError(f"policy '{text}': '{word}'; {hint(word, known, most=20)}")
-            if key in found:
+            if key in chosen:
                 raise InputError(f"policy '{text}': '{word}' is one too many; give one of a kind")
-            found[key] = value
-        if not found:
+            chosen[key] = value
+        if not chosen:
             raise InputError(f"a policy is empty; write it like 'fifo/tightest', of {_listed()}")
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**chosen)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:

@@ -29,11 +29,11 @@ class Promise:
 
 def kept_free(promises: list[Promise], job: str, until: float) -> int:
     """Return the nodes that a job must leave alone if it runs until then."""
-    found = 0
+    promised = 0
     for promise in promises:
         if promise.start < until and promise.job != job:
-            found |= promise.mask
-    return found
+            promised |= promise.mask
+    return promised
 
 
 def earliest(
@@ -49,10 +49,10 @@ def earliest(
     for name, count in shape.nodes:
         pool = fleet.grounds.pool_names.index(name)
         times = _times(fleet, pool, fleet.chips_of(pool, shape), promises)
-        found = _in_pool(fleet, pool, times, count, request.one_group)
-        if found is None:
+        slot = _in_pool(fleet, pool, times, count, request.one_group)
+        if slot is None:
             return None
-        start, mask = max(start, found[0]), mask | found[1]
+        start, mask = max(start, slot[0]), mask | slot[1]
     return Promise(request.job, start, start + seconds, mask, number)
 
 

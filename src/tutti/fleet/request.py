@@ -73,10 +73,10 @@ class Allocation:
     @property
     def mask(self) -> int:
         """The nodes as bits."""
-        found = 0
+        mask = 0
         for node in self.nodes:
-            found |= 1 << node
-        return found
+            mask |= 1 << node
+        return mask
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ Followed event by event over some periods; nothing is assumed of how they meet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from tutti.fabric.wiring import Floats, Integers
 
 PERIODS = 24  # that each job is followed for
 _WARM = 6  # of them, before periods are counted
+_MOST, _LEAST = 8, 3  # times as many of the shortest job's; periods of the longest even then
+_LONGEST = 50  # times the shortest period; longer ones are followed as if they were this long
 _GRID = 24  # offsets that are tried, in parts of a period
 _WORTH = 0.005  # a smaller gain than this share of the periods is none
 
@@ -81,14 +83,18 @@ def periods(
 def _followed(jobs: Sequence[Rhythm], paces: _Paces, offsets: Sequence[float]) -> list[float]:
     count = len(jobs)
     sending = 0
-    due = [offset + job.compute_s for job, offset in zip(jobs, offsets, strict=True)]
+    jobs, scales = _shortened(jobs)
+    due = [
+        offset / scale + job.compute_s
+        for job, offset, scale in zip(jobs, offsets, scales, strict=True)
+    ]
     left = [0.0] * count  # seconds of sending, at its own pace
     began = [0.0] * count  # to send
     turns = [0] * count
-    counted_from, last = [0.0] * count, [0.0] * count
+    first, counted_from, last = [0.0] * count, [0.0] * count, [0.0] * count
     now = 0.0
     everybody = (1 << count) - 1
-    while min(turns) < PERIODS and max(turns) < 8 * PERIODS:
+    while min(turns) < PERIODS and (max(turns) < _MOST * PERIODS or min(turns) < _LEAST):
         active = [i for i in range(count) if sending >> i & 1]
         rates = dict(zip(active, paces.of(sending), strict=True)) if sending else {}
         soonest = min((due[i] for i in range(count) if not sending >> i & 1), default=np.inf)
@@ -107,15 +113,33 @@ def _followed(jobs: Sequence[Rhythm], paces: _Paces, offsets: Sequence[float]) -
                 longer = now - began[i] - jobs[i].send_s
                 due[i] = now + computing_s(jobs[i].compute_s, jobs[i].felt, longer)
                 last[i] = now
+                if turns[i] == 1:
+                    first[i] = now
                 if turns[i] == _WARM:
                     counted_from[i] = now
             elif due[i] <= now:
                 sending |= bit
                 left[i], began[i] = jobs[i].send_s, now
+    lasting = []
+    for i in range(count):
+        if turns[i] > _WARM:
+            lasting.append((last[i] - counted_from[i]) / (turns[i] - _WARM))
+        else:  # among many steps of others each of its own is like the next
+            lasting.append((last[i] - first[i]) / (turns[i] - 1))
+    return [one * scale for one, scale in zip(lasting, scales, strict=True)]
+
+
+def _shortened(jobs: Sequence[Rhythm]) -> tuple[list[Rhythm], list[float]]:
+    """Return jobs with periods not too far apart, and how many times longer they really are.
+
+    Sending that lasts for many steps of the others meets them alike, for however many.
+    """
+    allowed = _LONGEST * min(job.period_s for job in jobs)
+    scales = [max(1.0, job.period_s / allowed) if allowed > 0 else 1.0 for job in jobs]
     return [
-        (last[i] - counted_from[i]) / (turns[i] - _WARM) if turns[i] > _WARM else job.period_s
-        for i, job in enumerate(jobs)
-    ]
+        replace(job, compute_s=job.compute_s / scale, send_s=job.send_s / scale)
+        for job, scale in zip(jobs, scales, strict=True)
+    ], scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,22 +163,43 @@ class Offsets:
 
 
 def propose_offsets(jobs: Sequence[Rhythm], rates: Floats) -> Offsets:
-    """Return the best offsets found: one job after the other, over a grid of its period."""
+    """Return the best offsets found: one job after the other, over a grid of its period.
+
+    Begun from all at once, and from turns, which are kept where nothing on the grid is better.
+    """
     paces = _Paces(jobs, rates)
     chosen = [0.0] * len(jobs)
     before = _followed(jobs, paces, chosen)
 
     def cost(offsets: Sequence[float]) -> float:
-        found = _followed(jobs, paces, offsets)
-        return sum(period / job.period_s for period, job in zip(found, jobs, strict=True))
+        beside = _followed(jobs, paces, offsets)
+        return sum(period / job.period_s for period, job in zip(beside, jobs, strict=True))
 
-    best = cost(chosen)
+    best, by_turns = cost(chosen), _by_turns(jobs)
+    if (least := cost(by_turns)) < best - 1e-9:
+        best, chosen = least, by_turns
     for _ in range(2):
         for i in range(1, len(jobs)):
             for part in range(_GRID):
                 tried = list(chosen)
                 tried[i] = part * jobs[i].period_s / _GRID
-                if (found := cost(tried)) < best - 1e-9:
-                    best, chosen = found, tried
+                if (least := cost(tried)) < best - 1e-9:
+                    best, chosen = least, tried
     after = _followed(jobs, paces, chosen)
     return Offsets(seconds=tuple(chosen), before=tuple(before), after=tuple(after))
+
+
+def _by_turns(jobs: Sequence[Rhythm]) -> list[float]:
+    """Return when jobs begin so that each first sends after those before it.
+
+    What is left of the shortest period lies between them in equal parts: the farther apart, the
+    later jitter makes them meet.
+    """
+    shortest = min(job.period_s for job in jobs)
+    between = max(0.0, shortest - sum(job.send_s for job in jobs)) / len(jobs)
+    starts, free = [], jobs[0].compute_s
+    for job in jobs:
+        starts.append(free - job.compute_s)
+        free += job.send_s + between
+    first = min(starts)
+    return [start - first for start in starts]

@@ -331,9 +331,9 @@ class Scheduler:
         """
         request, (end, number, mask) = one.request, best
         for other in range(number):
-            found = self._earliest(one, other)
-            if found is not None and found.end < end:
-                self.promises.append(found)
+            promise = self._earliest(one, other)
+            if promise is not None and promise.end < end:
+                self.promises.append(promise)
                 return True
         shape = request.shapes[number]
         if not self.policy.wait or shape.num_nodes == 1 or len(shape.nodes) > 1:
@@ -371,8 +371,8 @@ class Scheduler:
         return earliest(self.fleet, one.request, number, self._now, seconds, self.promises)
 
     def _promise(self, one: Waiting) -> None:
-        found = [self._earliest(one, number) for number in range(len(one.request.shapes))]
-        kept = [promise for promise in found if promise is not None]
+        promises = [self._earliest(one, number) for number in range(len(one.request.shapes))]
+        kept = [promise for promise in promises if promise is not None]
         if kept:
             self.promises.append(min(kept, key=lambda promise: promise.end))
 

@@ -134,26 +134,26 @@ class Simulation:
         seconds = now - before
         if seconds <= 0:
             return
-        fleet, found = self.machine.fleet, self.history
-        if now <= found.last_submit:
-            found.used_chip_s += fleet.used_chips * seconds
+        fleet, history = self.machine.fleet, self.history
+        if now <= history.last_submit:
+            history.used_chip_s += fleet.used_chips * seconds
         if len(self.machine.queue):
-            found.waiting_s += seconds
-            found.waiting_used_chip_s += fleet.used_chips * seconds
+            history.waiting_s += seconds
+            history.waiting_used_chip_s += fleet.used_chips * seconds
         share = fragmentation(fleet)
         if share is not None:
-            found.free_s += seconds
-            found.fragmented_s += share * seconds
+            history.free_s += seconds
+            history.fragmented_s += share * seconds
 
     def _happen(self, event: Event) -> None:
-        found, now = self.history.jobs, event.time
+        histories, now = self.history.jobs, event.time
         self.history.num_events += 1
         match event:
             case events.Submit(request=request):
-                found[request.job] = JobHistory(request, now)
+                histories[request.job] = JobHistory(request, now)
             case events.Finish(job=job):
                 self._leave(job, now)
-                found[job].end = now
+                histories[job].end = now
                 self._left -= 1
             case events.Stopped(job=job) | events.Moved(job=job):
                 self._leave(job, now)
@@ -171,23 +171,23 @@ class Simulation:
             self._pace(now)
 
     def _carry_out(self, one: Instruction, now: float) -> None:
-        found = self.history.jobs
+        histories = self.history.jobs
         match one:
             case events.Start(job=job):
-                if found[job].start < 0:
-                    found[job].start = now
+                if histories[job].start < 0:
+                    histories[job].start = now
                 self._enter(job, now)
             case events.Preempt(job=job, seconds=seconds):
-                found[job].preempted += 1
+                histories[job].preempted += 1
                 if seconds < self.machine.running[job].left_s(now):
                     self._again(job)
                     self._at(now + seconds, 1, events.Stopped(now + seconds, job), job)
             case events.Move(job=job, seconds=seconds):
-                found[job].moves += 1
+                histories[job].moves += 1
                 self._again(job)
                 self._at(now + seconds, 1, events.Moved(now + seconds, job), job)
             case events.Lost(job=job):
-                found[job].lost += 1
+                histories[job].lost += 1
                 self._leave(job, now)
                 self._again(job)
             case events.Stay(job=job):

@@ -99,7 +99,7 @@ def _refuse_unknown(name: str, columns: Sequence[str], known: Ours) -> None:
 
 def make_trace(name: str, kind: TraceColumns, rows: Sequence[Mapping[str, str]]) -> Trace:
     """Return the jobs of rows, checked and in order."""
-    found: list[TraceRow] = []
+    rows_read: list[TraceRow] = []
     seen: dict[str, int] = {}
     left_out = 0
     for number, values in enumerate(rows, start=2):
@@ -117,19 +117,19 @@ def make_trace(name: str, kind: TraceColumns, rows: Sequence[Mapping[str, str]])
         if row.job in seen:
             raise InputError(f"{where}: job '{row.job}' stands on line {seen[row.job]}, too")
         seen[row.job] = number
-        if isinstance(kind, Ours) and found and row.submit_s < found[-1].submit_s:
+        if isinstance(kind, Ours) and rows_read and row.submit_s < rows_read[-1].submit_s:
             raise InputError(
                 f"{where}: job '{row.job}' came at {row.submit_s:g} s, before the line above "
-                f"({found[-1].submit_s:g} s); sort the trace by submit_s"
+                f"({rows_read[-1].submit_s:g} s); sort the trace by submit_s"
             )
-        found.append(row)
-    if not found:
+        rows_read.append(row)
+    if not rows_read:
         raise InputError(f"{name}: no job ran; {left_out} rows were left out")
-    found.sort(key=lambda row: row.submit_s)  # what others publish is not always in order
-    first = found[0].submit_s
+    rows_read.sort(key=lambda row: row.submit_s)  # what others publish is not always in order
+    first = rows_read[0].submit_s
     return Trace(
         name=name, kind=kind.name, left_out=left_out,
-        rows=tuple(replace(row, submit_s=row.submit_s - first) for row in found),
+        rows=tuple(replace(row, submit_s=row.submit_s - first) for row in rows_read),
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def requests_of(
     """
     paces = {name: (speeds or {}).get(name, 1.0) for name in grounds.pool_names}
     shaper = _shaper(grounds, paces)
-    found = []
+    requests = []
     for row in trace.rows:
         if row.pool and row.pool not in grounds.pool_names:
             raise InputError(
@@ -176,12 +176,12 @@ def requests_of(
                 f"{f'{row.nodes} nodes' if row.nodes else f'{row.chips} chips'}, more than "
                 f"'{grounds.cluster.name}' has in one pool ({most} nodes)"
             )
-        found.append((row.submit_s, JobRequest(
+        requests.append((row.submit_s, JobRequest(
             job=row.job, seconds=row.duration_s, shapes=shapes, priority=row.priority,
             tenant=row.tenant, estimate_s=row.estimate_s, checkpoint_s=checkpoint_s,
             restart_s=restart_s,
         )))  # fmt: skip
-    return found
+    return requests
 
 
 def _shaper(

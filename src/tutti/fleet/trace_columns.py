@@ -107,11 +107,11 @@ class Sacct(TraceColumns):
         if seconds <= 0 or not int(number(row, "NNodes")):
             raise NoJob
         tres = row.get("AllocTRES", "") or row.get("ReqTRES", "")
-        found = re.search(r"gres/gpu(?::\w+)?=(\d+)", tres)
+        gpus = re.search(r"gres/gpu(?::\w+)?=(\d+)", tres)
         limit = row.get("Timelimit", "").strip()
         return {
             "job": row["JobID"].strip(), "submit_s": moment(row, "Submit"), "duration_s": seconds,
-            "nodes": whole(row, "NNodes"), "chips": int(found[1]) if found else 0,
+            "nodes": whole(row, "NNodes"), "chips": int(gpus[1]) if gpus else 0,
             "tenant": (row.get("Account") or row.get("User") or "").strip(),
             "priority": whole(row, "Priority") if _given(row, "Priority") else 0,
             "estimate_s": self._elapsed(limit) or None if _ELAPSED.fullmatch(limit) else None,

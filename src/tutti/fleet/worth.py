@@ -63,17 +63,17 @@ def planner_answer(model: str, **job: object) -> Ask:
 
 def worth_table(cluster: Cluster, wanted: Sequence[Mix], ask: Ask) -> list[Worth]:
     """Return what each mix is worth, fastest first; mixes on which nothing fits are left out."""
-    found = []
+    table = []
     for mix in wanted:
         part = cluster.only({pool: range(count) for pool, count in mix})
         try:
             speed = ask(part)
         except InputError:
             continue
-        found.append(Worth(mix, speed, part.price_per_hour))
-    if not found:
+        table.append(Worth(mix, speed, part.price_per_hour))
+    if not table:
         raise InputError(f"no plan fits any of {len(wanted)} mixes of '{cluster.name}'")
-    return sorted(found, key=lambda one: (-one.tokens_per_s, one.mix))
+    return sorted(table, key=lambda one: (-one.tokens_per_s, one.mix))
 
 
 def request_by_worth(

@@ -133,7 +133,8 @@ def _picture(history: History, row: FleetFigures, number: int, horizon: float) -
             for node in borders
         ]
     ticks = "".join(
-        f'<text x="{min(part * _WIDTH / 6 + 3, _WIDTH - 60):.0f}" y="{height + 14:.0f}" '
+        f'<text x="{part * _WIDTH / 6 + (3 if part < 6 else 0):.0f}" y="{height + 14:.0f}" '
+        f'text-anchor="{"start" if part < 6 else "end"}" '
         f'font-size="11" fill="currentColor">{_moment(part * horizon / 6)}</text>'
         for part in range(7)
     )

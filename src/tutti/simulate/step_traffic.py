@@ -34,7 +34,7 @@ class StepTraffic:
     source_slots: Integers
     targets: Integers
     target_slots: Integers
-    num_bytes: Floats  # of a step
+    num_bytes: Floats  # of a step: what links could carry in the time that they take
 
 
 def step_traffic(name: str, estimate: Estimate) -> StepTraffic:
@@ -79,8 +79,8 @@ def _leaves(traffic: Traffic, node_of: Integers) -> bool:
 
 
 def _add_up(traffic: Traffic, node_of: Integers, sums: dict[tuple[int, int], float]) -> None:
-    """Add what leaves its node, as often as a step does it."""
-    times = traffic.runs
+    """Add what leaves its node, as often as a step does it, and what of links it wastes."""
+    times = traffic.runs / traffic.efficiency.fabric
     for flight in traffic.flights:
         apart = node_of[flight.sources] != node_of[flight.targets]
         for a, b, size in zip(

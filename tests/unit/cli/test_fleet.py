@@ -82,6 +82,18 @@ def test_places_with_reasons(jobs: Path, capfd: Any) -> None:
     assert found[3]["promised_s"] == 600.0
 
 
+def test_jobs_that_share_links_are_offered_turns(jobs: Path, capfd: Any) -> None:
+    words = ("fleet", "place", str(jobs), "oversubscribed", "--policy", "fifo/random",
+             "--traffic", "all_to_all", "--share", "0.3")  # fmt: skip
+    code, out, err = tutti(capfd, *words, "--json")
+    assert code == 0, err
+    (turn,) = json.loads(out)["turns"]
+    assert min(turn["later_s"].values()) == 0.0 < max(turn["later_s"].values())
+    assert 0.0 < turn["saves"] < 0.5
+    code, out, _ = tutti(capfd, *words)
+    assert "they send by turns" in out
+
+
 def test_there_and_back(jobs: Path, capfd: Any) -> None:
     code, out, _ = tutti(capfd, "fleet", "export", "oversubscribed", "--to", "hosts", "-o", "h.csv")
     assert (code, out) == (0, "written to h.csv\n")

@@ -131,7 +131,7 @@ def test_the_command_line_writes_a_cluster_file(tmp_path: Path, capfd: Any) -> N
         (["--rails", "twice"], "--rails 'twice'"), (["--node", "HGX-H10"], "no node type"),
         (["--routing", "random"], "--routing"), (["--nic-rate", "fast"], "--nic-rate"),
         (["-o", "x.txt"], "ends in .yaml or .json"), (["--connections", "0"], "at least 1"),
-        (["--nic-rate", "0 Gb/s"], "more than 0"),
+        (["--nic-rate", "0 Gb/s"], "with its unit"), (["--nic-rate", "1600"], "with its unit"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             main.app(["fabric", "design", "--chips", "1024", *arguments], standalone_mode=False)

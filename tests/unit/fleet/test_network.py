@@ -38,6 +38,23 @@ def test_a_job_that_sends_all_the_time_is_slowed_by_what_the_other_takes() -> No
     assert 1 / busy + 1 / other == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.parametrize("times", [3, 40, 400, 4000])
+def test_long_steps_feel_many_short_ones_of_another(times: int) -> None:
+    """Whoever sends half of the time halves the pace of the other for a half, or more, of it."""
+    long, short = periods([rhythm(times, times), rhythm(0.5, 0.5)], np.ones(1))
+    assert 1.25 * 2 * times <= long <= 1.51 * 2 * times
+    assert 1.1 <= short <= 1.5
+    # the link is never asked for less than one of them wants: what both send fits into the time
+    assert times / long + 0.5 / short <= 1.0 + 1e-6
+
+
+def test_equal_jobs_that_fill_a_link_together_are_offered_turns() -> None:
+    third = [rhythm(2, 1)] * 3
+    offsets = propose_offsets(third, np.ones(1))
+    assert offsets.before == pytest.approx((5.0,) * 3)
+    assert offsets.after == pytest.approx((3.0,) * 3)
+
+
 def test_offsets_are_proposed_where_they_help() -> None:
     found = propose_offsets([rhythm(3, 1), rhythm(3, 1)], np.ones(1))
     assert found.helps
@@ -101,3 +118,16 @@ def test_a_job_slowed_takes_what_following_it_shows(felt: float) -> None:
     assert job.slowed_s(2.0) == pytest.approx(periods([job], np.full(1, 0.5))[0])
     assert job.slowed_s(2.0) >= 1.8
     assert job.slowed_s(0.5) == pytest.approx(job.period_s)
+
+
+def test_jobs_that_share_a_narrow_spine_are_offered_turns_and_others_are_not() -> None:
+    apart, other = 0b0000_0000_0001_0001, 0b0000_0000_0010_0010
+    usual = Habit(step_s=10.0, share=0.3, pattern=Pattern.ALL_TO_ALL)
+    narrow = SharedNetwork(spined(8.0), usual=usual)
+    ((later, saves),) = narrow.turns({"a": apart, "b": other, "c": 0b1 << 15})
+    assert set(later) == {"a", "b"}
+    assert min(later.values()) == 0.0 < max(later.values())
+    assert saves > 0.05
+    assert SharedNetwork(spined(1.0), usual=usual).turns({"a": apart, "b": other}) == []
+    habits = {"a": usual, "b": Habit(step_s=7.0, share=0.3, pattern=Pattern.ALL_TO_ALL)}
+    assert SharedNetwork(spined(8.0), habits).turns({"a": apart, "b": other}) == []

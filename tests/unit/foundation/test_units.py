@@ -50,6 +50,8 @@ def test_formatting():
     assert units.seconds_text(12.3e-6) == "12.3 µs"
     assert units.seconds_text(0.25) == "250 ms"
     assert units.seconds_text(180) == "3 min 0 s"
+    assert units.seconds_text(3299.9) == "55 min 0 s"
+    assert units.seconds_text(0.0) == "0 s"
 
 
 def test_nearest_names():

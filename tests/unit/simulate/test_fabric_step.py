@@ -174,8 +174,12 @@ def test_the_command_line_writes_a_page(tmp_path: Path, capfd: Any) -> None:
     assert {one["program"] for one in document["plans"][0]["traffic"]} >= {"send"}
     other = tmp_path / "other.json"
     save_plan(plan(cluster(2.0)), other)
+    far = tmp_path / "far.json"
+    save_plan(plan(replace(cluster(), name="pits")), far)
     for arguments, said in (
-        ([str(other)], "other.json is a plan for cluster 'pods', plan.json for 'pods'"),
+        ([str(far)], "far.json is a plan for cluster 'pits', plan.json for 'pods'"),
+        ([str(other)], "other.json and plan.json are plans for two clusters"),
+        ([str(path)], "both use chip h/0/0"), (["--routing", "ecpm"], "did you mean 'ecmp'"),
         (["--routing", "best"], "--routing 'best'"), (["--split", "half"], "--split"),
         (["--connections", "0"], "at least 1"), (["--fail", "spine 77"], "spine 77 is not among"),
         (["--fail", *[f"spine {0}"], "--fail", "spine 1"], "have no path left"),

@@ -175,9 +175,17 @@ class ClosBed(Namespaces):
         A connection then gets its fair share wherever it meets others, as the flow model assumes;
         in one queue for all, senders that lose packets at two places get less than that.
         """
+        self._take_turns([f"sport {port} 0xffff" for port in ports])
+
+    def share_by_sender(self) -> None:
+        """Let every NIC serve hosts in turn, known by their addresses: as `share`, host by host."""
+        hosts = range(self.spec.hosts)
+        self._take_turns([f"src {self.spec.address(host)}/32" for host in hosts])
+
+    def _take_turns(self, matches: Sequence[str]) -> None:
         for number, holder in enumerate(self.holders):
             lines = [
-                line for name, rate in self._devices(number) for line in _turns(name, rate, ports)
+                line for name, rate in self._devices(number) for line in _turns(name, rate, matches)
             ]
             self.inside(holder, ["tc", "-batch", "-"], lines)
 
@@ -218,8 +226,8 @@ def _wire(device: str, peer: str, holder: int) -> str:
     return f"link add {device} mtu 1500 type veth peer name {peer} mtu 1500 netns {holder}"
 
 
-def _turns(device: str, rate: float, ports: Sequence[int]) -> list[str]:
-    """Return the lines that give a NIC one queue per source port, served in turn."""
+def _turns(device: str, rate: float, matches: Sequence[str]) -> list[str]:
+    """Return the lines that give a NIC one queue per match on packets, served in turn."""
     on, burst = f"dev {device}", f"burst {_BURST} cburst {_BURST} quantum 1514"
     lines = [
         f"qdisc del {on} root",
@@ -228,15 +236,14 @@ def _turns(device: str, rate: float, ports: Sequence[int]) -> list[str]:
         f"class add {on} parent 1:1 classid 1:2 htb rate {rate / 10}mbit ceil {rate}mbit prio 0 "
         f"{burst}",
     ]
-    for number, port in enumerate(ports):
+    for number, match in enumerate(matches):
         own = f"1:{16 + number:x}"
-        each = 0.8 * rate / len(ports)
+        each = 0.8 * rate / len(matches)
         lines += [
             f"class add {on} parent 1:1 classid {own} htb rate {each}mbit ceil {rate}mbit prio 1 "
             f"{burst}",
             f"qdisc add {on} parent {own} pfifo limit {_TURN}",
-            f"filter add {on} parent 1: protocol ip prio 1 u32 match ip sport {port} 0xffff "
-            f"flowid {own}",
+            f"filter add {on} parent 1: protocol ip prio 1 u32 match ip {match} flowid {own}",
         ]
     return lines
 

@@ -3,8 +3,9 @@
 Each job has a rank under either leaf, computes (sleeps) for a while and reduces over both, again
 and again; the one spine carries both jobs' bytes. What `fleet.rhythm` says of their periods, and of
 the offset by which the second should begin later, is held against the clock: over a few steps from
-a common start, several times. Over many steps jobs that began at once drift apart by themselves,
-for TCP's shares are not quite equal, and part of the gain comes without an offset.
+a common start, several times. Every NIC serves hosts in turn, so that whoever shares a link gets
+the equal share that the model assumes. In one queue for all TCP's shares are not equal: jobs that
+began at once drift apart by themselves, and part of the gain comes without an offset.
 """
 
 from __future__ import annotations
@@ -81,11 +82,13 @@ def job_rhythm(bed: ClosBed, pace: Pace, hosts: tuple[int, int]) -> Rhythm:
     return Rhythm(compute_s=pace.compute_s, send_s=send_s, links=links, demand=load[links] / send_s)
 
 
-def run_pairs(number: int) -> list[JobsRun]:
+def run_pairs(number: int, *, first: int = 0, one_queue: bool = False) -> list[JobsRun]:
     """Run so many drawn pairs: each job alone, both at once, and the second later."""
     with contextlib.ExitStack() as stack:
         bed = ClosBed(SPEC)
         stack.callback(bed.close)
+        if not one_queue:
+            bed.share_by_sender()
         homes = [(bed.host(host), 0) for hosts in HOSTS for host in hosts]
         ranks = StandingRanks(len(homes), homes)
         stack.callback(ranks.close)
@@ -93,7 +96,7 @@ def run_pairs(number: int) -> list[JobsRun]:
         secret = Secret(new_secret().encode())
         ranks.run(_join, range(len(homes)), folder, secret)
         runs: list[JobsRun] = []
-        for case in range(number):
+        for case in range(first, first + number):
             runs += _pair(bed, ranks, case)
         ranks.run(_leave, range(len(homes)))
     return runs

@@ -1,4 +1,8 @@
-"""Young's interval against the best one, in months of failures that are simulated by a seed."""
+"""Young's interval against the best one, in months of failures that are simulated by a seed.
+
+The best interval of one month knows when its failures come; no formula can. So single months also
+hold the interval that is best over all of them: what it loses there is chance, not the formula's.
+"""
 
 from __future__ import annotations
 
@@ -27,33 +31,43 @@ CASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonthRow:
-    """The formula beside the best of 400 intervals, for the same failures."""
+    """The formula beside the best of 400 intervals: over all months as one, and month by month."""
 
     case: str
     months: int
     formula_s: float
-    best_s: float
-    formula_hours: float  # lost per day, simulated
-    best_hours: float
-
-    @property
-    def excess(self) -> float:
-        """How much more the formula's interval loses than the best one."""
-        return self.formula_hours / self.best_hours - 1.0
+    best_s: float  # over all months
+    excess: float  # how much more the formula loses than that, over all months
+    single_mean: float  # and than each month's own best: mean, 95 of 100, worst
+    single_p95: float
+    single_worst: float
+    chance_mean: float  # the same of the interval that is best over all months
+    chance_p95: float
+    chance_worst: float
+    best_low_s: float  # where 9 of 10 months have their own best
+    best_high_s: float
 
 
 def month_rows(seed: int, months: int) -> Iterator[MonthRow]:
-    """Yield the comparison for one month, and for many."""
+    """Yield each case over so many months."""
     for name, facts in CASES.items():
-        for count in (1, months):
-            seeds = range(seed, seed + count)
-            gaps = np.concatenate([month_of_failures(facts, one) for one in seeds])
-            ours, best = best_interval(facts), best_simulated(facts, gaps)
-            yield MonthRow(
-                case=name,
-                months=count,
-                formula_s=ours.interval_s,
-                best_s=best.interval_s,
-                formula_hours=24.0 * simulated_share(facts, ours.interval_s, gaps),
-                best_hours=best.hours_lost_per_day,
-            )
+        drawn = [month_of_failures(facts, one) for one in range(seed, seed + months)]
+        everything = np.concatenate(drawn)
+        formula, best = best_interval(facts).interval_s, best_simulated(facts, everything)
+        own = [best_simulated(facts, gaps) for gaps in drawn]
+        ours, chance = (
+            np.array([
+                simulated_share(facts, interval, gaps) / one.lost_share - 1.0
+                for gaps, one in zip(drawn, own, strict=True)
+            ])
+            for interval in (formula, best.interval_s)
+        )  # fmt: skip
+        low, high = np.percentile([one.interval_s for one in own], (5, 95))
+        yield MonthRow(
+            case=name, months=months, formula_s=formula, best_s=best.interval_s,
+            excess=simulated_share(facts, formula, everything) / best.lost_share - 1.0,
+            single_mean=float(ours.mean()), single_p95=float(np.percentile(ours, 95)),
+            single_worst=float(ours.max()), chance_mean=float(chance.mean()),
+            chance_p95=float(np.percentile(chance, 95)), chance_worst=float(chance.max()),
+            best_low_s=float(low), best_high_s=float(high),
+        )  # fmt: skip

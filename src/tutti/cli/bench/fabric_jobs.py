@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 def jobs(
     pairs: Annotated[int, typer.Argument(help="How many pairs of jobs.", min=1)] = 6,
+    first: Annotated[int, typer.Option(help="The first pair's number.", min=0)] = 0,
+    one_queue: Annotated[
+        bool, typer.Option("--one-queue", help="NICs have one queue for all, as TCP finds them.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run pairs of jobs that share a spine of a bed: are their periods as predicted (root).
@@ -26,7 +30,7 @@ def jobs(
     require_torch("bench fabric jobs")
     from tutti.bench.beds.two_jobs import ALLOWED, run_pairs
 
-    runs = run_pairs(pairs)
+    runs = run_pairs(pairs, first=first, one_queue=one_queue)
     errors = [error for run in runs for error in run.errors]
     within = sum(error <= ALLOWED for error in errors)
     if json:

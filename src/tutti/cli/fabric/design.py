@@ -70,6 +70,9 @@ def design(
         typer.echo(f"written to {output}")
 
 
+_SLOWEST_NIC = 1e6  # bytes per second; less was meant in another unit
+
+
 def _node(name: str, nic_rate: str | None) -> NodeType:
     from dataclasses import replace
 
@@ -86,8 +89,11 @@ def _node(name: str, nic_rate: str | None) -> NodeType:
         rate = units.parse(nic_rate, "bytes/s")
     except ValueError as error:
         raise InputError(f"--nic-rate: {error}") from None
-    if rate <= 0:
-        raise InputError(f"--nic-rate: {nic_rate}; must be more than 0")
+    if not rate >= _SLOWEST_NIC:
+        raise InputError(
+            f"--nic-rate: {nic_rate} is {units.rate_text(rate)}; write it with its unit, such as "
+            "'400 Gb/s'"
+        )
     other = tuple(replace(nic, rate=rate) for nic in known.nics)
     return known if other == known.nics else replace(known, name=f"{name}-nic", nics=other)
 

@@ -94,6 +94,11 @@ def _names(plans: list[Path]) -> list[str]:
 
 def _require_same(first: Path, cluster: Cluster, path: Path, other: Cluster) -> None:
     if other.fingerprint() != cluster.fingerprint():
+        if other.name == cluster.name:
+            raise InputError(
+                f"{path.name} and {first.name} are plans for two clusters that are both called "
+                f"'{cluster.name}'; plans share a fabric only on one cluster"
+            )
         raise InputError(
             f"{path.name} is a plan for cluster '{other.name}', {first.name} for "
             f"'{cluster.name}'; plans share a fabric only on one cluster"

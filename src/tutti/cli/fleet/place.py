@@ -31,9 +31,21 @@ def place(
     down: Annotated[
         list[str] | None, typer.Option(help="Nodes that are gone.", metavar="NODES")
     ] = None,
+    traffic: Annotated[
+        str, typer.Option(help="What jobs send: none, ring or all_to_all.")
+    ] = "none",
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="Jobs that are a plan: NAME=PLAN, a pattern such as 'gpt*=gpt.json'."),
+    ] = None,
+    share: Annotated[float, typer.Option(help="Of a step in which they send.")] = 0.2,
     json: Json = False,
 ) -> None:
-    """Say which of some jobs to start now, on which nodes, and why the others wait."""
+    """Say which of some jobs to start now, on which nodes, and why the others wait.
+
+    With --traffic or --plan also which of them should begin later, so that they send by turns.
+    """
+    from tutti.cli.fleet.traffic import habits_of, shared_network, that_fit
     from tutti.fleet.chips import Grounds
     from tutti.fleet.placing import place_now
     from tutti.fleet.policy import Policy
@@ -42,17 +54,34 @@ def place(
 
     rule = Policy.parse(policy)
     grounds = Grounds.of(Cluster.load(cluster))
-    requests = [request for _, request in requests_of(read_trace(jobs), grounds)]
+    timed = requests_of(read_trace(jobs), grounds)
+    habits = habits_of(plan or [], [request.job for _, request in timed])
+    requests = [request for _, request in that_fit(grounds, timed, habits)]
+    network = shared_network(grounds, traffic, share, habits)
     if until is not None and not until > 0:
         raise InputError(f"--until: {until:g} s; give more than 0")
     placed = place_now(
         grounds, rule, requests, busy=_nodes(grounds, "--busy", busy),
-        busy_s=until, down=_nodes(grounds, "--down", down),
+        busy_s=until, down=_nodes(grounds, "--down", down), network=network,
     )  # fmt: skip
+    starts = {one.job: one.allocation.mask for one in placed if one.allocation is not None}
+    turns = [] if network is None else network.turns(starts)
     if json:
-        print_json({"policy": rule.name, "jobs": [_document(grounds, one) for one in placed]})
+        print_json({
+            "policy": rule.name, "jobs": [_document(grounds, one) for one in placed],
+            "turns": [{"later_s": later, "saves": saves} for later, saves in turns],
+        })  # fmt: skip
         return
     _print(grounds, placed)
+    for later, saves in turns:
+        when = ", ".join(f"{job} {_later(seconds)}" for job, seconds in later.items())
+        typer.echo(f"on links they share they send by turns: {when}; steps {saves:.1%} shorter")
+
+
+def _later(seconds: float) -> str:
+    from tutti.units import seconds_text
+
+    return f"begins {seconds_text(seconds)} later" if seconds > 0 else "begins"
 
 
 def _nodes(grounds: Grounds, option: str, texts: list[str] | None) -> list[int]:

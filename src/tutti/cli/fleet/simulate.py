@@ -14,14 +14,10 @@ from tutti.errors import InputError, hint
 if TYPE_CHECKING:
     from tutti.fleet.chips import Grounds
     from tutti.fleet.figures import FleetFigures
-    from tutti.fleet.network import SharedNetwork
-    from tutti.fleet.request import JobRequest, Shape
     from tutti.fleet.simulate import Breakdowns
     from tutti.fleet.trace import Trace
-    from tutti.simulate.step_traffic import StepTraffic
 
 USUAL = ("fifo/random", "fifo/first", "fifo/tightest", "fifo/tightest/wait/move")
-_PATTERNS = ("none", "ring", "all_to_all")
 
 
 def simulate(
@@ -65,6 +61,7 @@ def simulate(
     """Run a trace of jobs on a cluster, under several policies."""
     from dataclasses import replace
 
+    from tutti.cli.fleet.traffic import habits_of, shared_network, that_fit
     from tutti.fleet.chips import Grounds
     from tutti.fleet.figures import figures
     from tutti.fleet.policy import Policy
@@ -80,12 +77,12 @@ def simulate(
         if not value >= 0:
             raise InputError(f"{name}: {value:g} s; give 0 or more")
     requests = requests_of(replayed, grounds, checkpoint_s=checkpoint, restart_s=restart)
-    habits = _habits(plan or [], [request.job for _, request in requests])
-    requests = _that_fit(grounds, requests, habits)
+    habits = habits_of(plan or [], [request.job for _, request in requests])
+    requests = that_fit(grounds, requests, habits)
     histories, rows = [], []
     with progress_bar("count", "simulating", wanted=not json) as update:
         for one in policies:
-            network = _network(grounds, traffic, share, habits, alone=alone)
+            network = shared_network(grounds, traffic, share, habits, alone=alone)
             simulation = Simulation(
                 grounds, one, requests, network=network, breakdowns=_breakdowns(mtbf, seed)
             )
@@ -131,72 +128,6 @@ def _quotas(texts: list[str]) -> dict[str, int]:
             raise InputError(f"--quota: '{text}'; write a tenant and its chips, such as vision=64")
         quotas[tenant] = int(chips)
     return quotas
-
-
-def _habits(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
-    """Return what jobs send that are plans."""
-    from fnmatch import fnmatchcase
-
-    from tutti.cli.predict import load_estimate
-    from tutti.cost.plan.sources import Sources
-    from tutti.simulate.step_traffic import step_traffic
-
-    habits: dict[str, StepTraffic] = {}
-    for text in texts:
-        pattern, _, file = text.partition("=")
-        if not pattern or not file:
-            raise InputError(f"--plan: '{text}'; write jobs and their plan, such as gpt=gpt.json")
-        chosen = [job for job in jobs if fnmatchcase(job, pattern)]
-        if not chosen:
-            raise InputError(f"--plan: no job is called '{pattern}'; {hint(pattern, jobs)}")
-        steps = step_traffic(Path(file).stem, load_estimate(Path(file), Sources()))
-        habits |= dict.fromkeys(chosen, steps)
-    return habits
-
-
-def _that_fit(
-    grounds: Grounds, requests: list[tuple[float, JobRequest]], habits: dict[str, StepTraffic]
-) -> list[tuple[float, JobRequest]]:
-    """Leave each job that is a plan the shapes that the plan can run on; InputError: it has none.
-
-    Jobs that ask for the same keep the same shapes: what the scheduler knows of a shape it knows
-    of all of them.
-    """
-    from dataclasses import replace
-
-    from tutti.fleet.network import fitting_shapes
-
-    known: dict[tuple[int, tuple[Shape, ...]], tuple[Shape, ...]] = {}
-    fitting = []
-    for time, request in requests:
-        steps = habits.get(request.job)
-        if steps is not None:
-            key = (id(steps), request.shapes)
-            if key not in known:
-                try:
-                    known[key] = fitting_shapes(grounds, steps, request.shapes)
-                except InputError as error:
-                    raise InputError(f"--plan: job '{request.job}': {error}") from None
-            request = replace(request, shapes=known[key])
-        fitting.append((time, request))
-    return fitting
-
-
-def _network(
-    grounds: Grounds, traffic: str, share: float, habits: dict[str, StepTraffic], *, alone: bool
-) -> SharedNetwork | None:
-    from tutti.fleet.network import Habit, Pattern, SharedNetwork
-
-    if traffic not in _PATTERNS:
-        raise InputError(f"--traffic: '{traffic}'; {hint(traffic, _PATTERNS)}")
-    if traffic == "none":
-        silent = Habit(share=0.0)
-        return SharedNetwork(grounds, habits, silent, together=not alone) if habits else None
-    try:
-        habit = Habit(share=share, pattern=Pattern(traffic))
-    except InputError as error:
-        raise InputError(f"--share: {error}") from None
-    return SharedNetwork(grounds, habits, usual=habit, together=not alone)
 
 
 def _breakdowns(hours: float | None, seed: int) -> Breakdowns | None:

@@ -2,7 +2,8 @@
 
 A group's islands are its chips that share native links. Per kind of edge the *slowest* link that
 a pair of its ranks can meet is taken: rings and exchanges run at the pace of their slowest edge.
-Where the fabric's tiers limit what crosses them, the group's reach says what its ranks share.
+Where the fabric's tiers limit what crosses them, or nodes have bridges between islands, the group's
+reach says what its ranks share.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 
 from tutti.collective.group import Edge, Group, Island
 from tutti.cost.network.cluster_key import ClusterKey
-from tutti.cost.network.reach import Crossers, Reach, group_limits
+from tutti.cost.network.reach import Crossers, Reach, bridged_limits, group_limits
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Link, Position
+from tutti.plan.chips import ChipSet
 
 _FEW = 16  # islands of which every pair is looked at
+_BRIDGED = 10  # nodes; of an exchange over more, less than a tenth takes the bridges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,10 @@ def group_links(
     members = [[chip for _, chip in islands[key]] for key in order]
     wires = {edge: _slowest(links) for edge, links in _edge_links(cluster, members) if links}
     limits = group_limits(cluster, places) if len(members) > 1 else None
+    if limits is None and _is_bridged(order):
+        limits = bridged_limits(cluster)
+        if limits is not None and crossers is None:
+            crossers = limits.crossers([_nodes(cluster, order)])
     seats = [chip for island in members for chip in island]
     return GroupLinks(
         group=group,
@@ -84,6 +91,23 @@ def group_links(
         nodes=len({key[:2] for key in order}),
         reach=None if limits is None else limits.reach(seats, crossers),
     )
+
+
+def _is_bridged(islands: Sequence[tuple[str, int, int]]) -> bool:
+    """Tell whether enough of a group's edges stay in a node, but not in an island, to matter.
+
+    They take the node's bridge, others the NICs; a kind of edge does not tell one from the other.
+    """
+    nodes = {key[:2] for key in islands}
+    return 1 < len(nodes) < len(islands) and len(nodes) <= _BRIDGED
+
+
+def _nodes(cluster: Cluster, islands: Sequence[tuple[str, int, int]]) -> list[ChipSet]:
+    """Return all chips of the nodes of some islands: they share their NICs."""
+    nodes = {key[:2]: cluster.pool(key[0]).node.num_chips for key in islands}
+    return [ChipSet.from_ids([
+        Position(pool, node, slot) for (pool, node), count in nodes.items() for slot in range(count)
+    ])]  # fmt: skip
 
 
 def num_islands(cluster: Cluster, chips: Iterable[Position]) -> int:

@@ -52,7 +52,7 @@ class RatedPrice:
 @functools.lru_cache(maxsize=4096)
 def rated_price(program: CollectiveProgram, links: GroupLinks) -> RatedPrice:
     """Return the price of a program on a group with known NIC rates; its chunks do not matter."""
-    program = _halved(dataclasses.replace(program, chunks=1))
+    program = halved(dataclasses.replace(program, chunks=1))
     layout = Layout.of(program, _WHOLE)
     whole = float(layout.total)
     capacities = _Capacities(links)
@@ -102,13 +102,14 @@ def _edge(group: Group, transfer: Transfer) -> Edge:
     return group.edge(transfer.source, transfer.target)
 
 
-def _halved(program: CollectiveProgram) -> CollectiveProgram:
+def halved(program: CollectiveProgram) -> CollectiveProgram:
     """Return the program with every all-reduce step as its two halves."""
-    steps = tuple(half for step in program.steps for half in _halves(step))
+    steps = tuple(half for step in program.steps for half in halves(step))
     return dataclasses.replace(program, steps=steps)
 
 
-def _halves(step: Step) -> Iterator[Step]:
+def halves(step: Step) -> Iterator[Step]:
+    """Yield a step's halves, one after the other; most steps are their own."""
     if step.action is not Action.ALL_REDUCE:
         yield dataclasses.replace(step, after=())
         return

@@ -1,9 +1,10 @@
 """The price of a collective program, and the one function that chooses programs.
 
 A step costs its start-up (α per round on the slowest kind of edge it uses) plus the most bytes
-that any rank moves over a kind of edge ÷ the bandwidth there; different kinds of edges work at the
-same time. Chunks overlap the steps: the first chunk passes all of them, the others follow at the
-pace of the slowest. `comm` executes, and the simulator prices, what is chosen here.
+that any rank moves over a kind of edge ÷ the bandwidth there. Native links and NICs work at the
+same time; rails and what crosses them leave by the same NIC. Chunks overlap the steps: the first
+chunk passes all of them, the others follow at the pace of the slowest. `comm` executes, and the
+simulator prices, what is chosen here.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from dataclasses import dataclass
 from tutti.collective import CollectiveProgram, Operation, algorithms, build
 from tutti.collective.group import Edge, Group
 from tutti.collective.layout import Layout
-from tutti.collective.load import load
+from tutti.collective.load import Load, load
 from tutti.collective.program import Action
 from tutti.cost.network.group_links import GroupLinks, Wire
-from tutti.cost.network.program_rates import rated_price
+from tutti.cost.network.program_rates import halved, halves, rated_price
 from tutti.cost.network.tier_prices import Shares, StepPrices, tier_step_prices
 from tutti.cost.network.tuned_programs import Tuned
 
 CHUNKS = (1, 2, 4, 8, 16)  # that are priced, and measured
+# Kinds of edges that share what leaves a chip: its native links, and its NIC.
+_WAYS_OUT = ((Edge.ISLAND,), (Edge.RAIL, Edge.CROSS))
 _LARGE = 256  # ranks, above which algorithms whose price takes long to find are left out
 _TREES = frozenset({"tree", "double_tree"})
 _SLOW_TO_PRICE = frozenset({"doubling", "double_tree", "direct", "tree"})
@@ -68,18 +71,23 @@ def _step_prices(
     layout = Layout.of(program, _sections(program))
     whole = layout.total
     prices: list[tuple[float, float]] = []
-    carried = dict.fromkeys(Edge, 0.0)  # by all steps, which chunks run side by side
-    for index, step in enumerate(program.steps):
-        loaded = load(program, index, layout)
-        moved = {edge: loaded.most(edge) * program.chunks for edge in Edge}
-        used = [edge for edge in Edge if moved[edge]]
+    carried = dict.fromkeys(_WAYS_OUT, 0.0)  # by all steps, which chunks run side by side
+    apart = halved(program)
+    index = 0
+    for step in program.steps:
+        loads = [load(apart, index + at, layout) for at in range(len(list(halves(step))))]
+        index += len(loads)
+        loaded = functools.reduce(Load.plus, loads)
+        used = [edge for edge in Edge if loaded.uses(edge)]
         wires = {edge: _effective(links.wire(edge), edge, efficiency) for edge in used}
-        busy = {e: moved[e] / whole / wires[e].bandwidth for e in used}
-        carried |= {e: carried[e] + busy[e] for e in used}
-        per_byte = max(busy.values(), default=0.0)
+        per_byte = [0.0] * len(loads)
+        for edges in _WAYS_OUT:
+            each = {e: program.chunks / whole / wires[e].bandwidth for e in edges if e in wires}
+            carried[edges] += loaded.busiest(each)
+            per_byte = [max(a, b.busiest(each)) for a, b in zip(per_byte, loads, strict=True)]
         latency = max((wire.latency_s for wire in wires.values()), default=0.0)
         rounds = 1 if step.action is Action.EXCHANGE or used == [Edge.ISLAND] else loaded.rounds
-        prices.append((per_byte, latency * rounds))
+        prices.append((sum(per_byte), latency * rounds))
     return StepPrices(tuple(prices), max(carried.values()))
 
 

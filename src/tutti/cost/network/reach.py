@@ -303,6 +303,11 @@ def group_limits(cluster: Cluster, pools: Collection[str] | None = None) -> Limi
     return limits if limits is not None and limits.caps_between(pools) else None
 
 
+def bridged_limits(cluster: Cluster) -> Limits | None:
+    """Return the wiring where it limits nobody, but nodes have islands with bridges between."""
+    return _wired_limits(ClusterKey(cluster))
+
+
 @functools.lru_cache(maxsize=64)
 def _known_limits(key: ClusterKey) -> Limits | None:
     limits = _wired_limits(key)
