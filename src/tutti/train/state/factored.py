@@ -126,9 +126,10 @@ class Factored:
             for whole in whole_tensors(seats, seat, states)
         ]
         self._bounds: dict[int, Tensor] = {}  # by tensor, of the coming step
-        for tensor in self.tensors:
-            for part in tensor.parts:
-                part.state.directed = functools.partial(self._directed, part.state)
+        for state in states:
+            here = [(t, [part for part in t.parts if part.state is state]) for t in self.tensors]
+            if own := [(tensor, parts) for tensor, parts in here if parts]:
+                state.directed = functools.partial(self._directed, own)
 
     @torch.no_grad()
     def set_directions(
@@ -201,13 +202,17 @@ class Factored:
                 each.copy_(part.view(each.shape))
 
     @torch.no_grad()
-    def _directed(self, state: SpanState, gradients: list[Tensor], factor: Tensor) -> list[Tensor]:
-        """Return the step of a span, times the learning rate, in the form of its gradients."""
+    def _directed(
+        self,
+        own: list[tuple[FactoredTensor, list[TensorPart]]],
+        gradients: list[Tensor],
+        factor: Tensor,
+    ) -> list[Tensor]:
+        """Return the step of a span, which learning rates multiply, in its gradients' form."""
         sizes = [gradient.numel() for gradient in gradients]
-        whole = torch.empty(sum(sizes), device=state.device)
-        for tensor in self.tensors:
-            parts = [part for part in tensor.parts if part.state is state]
-            factors = tensor.factors(factor / self._bounds[id(tensor)]) if parts else {}
+        whole = torch.empty(sum(sizes), device=factor.device)
+        for tensor, parts in own:
+            factors = tensor.factors(factor / self._bounds[id(tensor)])
             for part in parts:
                 low, high = part.kept
                 gradient, target = _elements(part, gradients, low, high), part.of(whole, low, high)
