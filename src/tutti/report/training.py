@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,11 @@ class RunFigures:
         return next(record.loss for record in self.steps if record.step == step)
 
     @property
+    def learns_rewards(self) -> bool:
+        """Whether it samples answers: then a validation is minus their mean reward."""
+        return any(step.reward is not None for step in self.steps)
+
+    @property
     def counts(self) -> bool:
         """Whether the host kept up with what it emulates."""
         return self.overrun <= LARGEST_OVERRUN
@@ -143,20 +148,34 @@ def _notes(runs: Sequence[RunFigures]) -> list[str]:
 def _tiles(run: RunFigures) -> list[Tile]:
     last = run.steps[-1]
     said = "emulated" if run.emulated else many(run.num_ranks, "rank")
+    first = _four(run.steps[0].loss)
     tiles = [
-        Tile("Loss", f"{last.loss:.4f}", f"step {last.step:,}; first {run.steps[0].loss:.4f}"),
+        Tile("Loss", _four(last.loss), f"step {last.step:,}; first {first}"),
         Tile("Throughput", count_text(run.tokens_per_s), f"tokens per second; {said}"),
         Tile("MFU", f"{100 * run.mfu:.1f} %", "of all chips' dense peak"),
         Tile("Step", seconds_text(run.seconds), _predicted(run)),
     ]
     if run.validation:
-        step, loss = run.validation[-1]
-        tiles.insert(1, Tile("Validation loss", f"{loss:.4f}", f"at step {step:,}"))
+        what = "Held-out reward" if run.learns_rewards else "Validation loss"
+        tiles.insert(1, Tile(what, _held_out(run), f"at step {run.validation[-1][0]:,}"))
     if run.emulated:
         limit = f"host behind the emulated chips; times count up to {100 * LARGEST_OVERRUN:.0f} %"
         overrun = f"{100 * run.overrun:.1f} %"
         tiles.append(Tile("Overrun", overrun, limit, alarm=not run.counts))
     return tiles
+
+
+def _held_out(run: RunFigures) -> str:
+    """Return what the last validation says: a loss, or the reward of held-out prompts."""
+    if not run.validation:
+        return "–"
+    value = run.validation[-1][1]
+    return _four(-value if run.learns_rewards else value)
+
+
+def _four(value: float) -> str:
+    """Return four decimals, and no minus before a zero."""
+    return f"{round(value, 4) + 0.0:.4f}"
 
 
 def _predicted(run: RunFigures) -> str:
@@ -207,14 +226,9 @@ def _curves(runs: Sequence[RunFigures]) -> Section:
 
     losses = [curve(run, color, "loss") for run, color in pairs]
     losses += [
-        Curve(
-            name=f"{run.name}, validation",
-            color=color,
-            points=[(float(s), v) for s, v in run.validation],
-            dashed=True,
-        )
+        _dashed(f"{run.name}, validation", color, run.validation)
         for run, color in pairs
-        if run.validation
+        if run.validation and not run.learns_rewards
     ]
     speeds = [curve(run, color, "tokens_per_s") for run, color in pairs]
     shares = [curve(run, color, "mfu") for run, color in pairs]
@@ -229,6 +243,10 @@ def _curves(runs: Sequence[RunFigures]) -> Section:
         heading="Over the steps",
         body=f'<div class="curves">{"".join(figures)}</div>',
     )
+
+
+def _dashed(name: str, color: str, points: Iterable[tuple[int, float]]) -> Curve:
+    return Curve(name=name, color=color, points=[(float(s), v) for s, v in points], dashed=True)
 
 
 def _answer_curves(pairs: Sequence[tuple[RunFigures, str]]) -> Iterator[str]:
@@ -248,6 +266,12 @@ def _answer_curves(pairs: Sequence[tuple[RunFigures, str]]) -> Iterator[str]:
             for run, color in pairs
         ]
         known = [curve for curve in curves if curve.points]
+        if figure == "reward":
+            known += [
+                _dashed(f"{run.name}, held out", color, ((s, -v) for s, v in run.validation))
+                for run, color in pairs
+                if run.validation and run.learns_rewards
+            ]
         if known:
             yield curves_html(title, known, text=lambda v: f"{v:.3f}")
 
@@ -278,7 +302,7 @@ def _predictions(runs: Sequence[RunFigures]) -> Section:
         Column("MFU", figures=True),
         Column("loss", figures=True, detail="of the last step"),
         *([Column(f"loss, step {shared:,}", figures=True)] if shared is not None else []),
-        Column("validation", figures=True),
+        Column("validation", figures=True, detail="a loss; of runs that learn rewards, the reward"),
         Column("overrun", figures=True, detail="how far the host fell behind emulated chips"),
     )
     rows = []
@@ -296,9 +320,9 @@ def _predictions(runs: Sequence[RunFigures]) -> Section:
                     "–" if predicted is None else _signed(predicted / run.seconds - 1),
                     count_text(run.tokens_per_s),
                     f"{100 * run.mfu:.1f} %",
-                    f"{run.steps[-1].loss:.4f}",
+                    _four(run.steps[-1].loss),
                     *([f"{run.loss_at(shared):.4f}"] if shared is not None else []),
-                    f"{run.validation[-1][1]:.4f}" if run.validation else "–",
+                    _held_out(run),
                     f"{100 * run.overrun:.1f} %" if run.emulated else "–",
                 )
             )

@@ -65,3 +65,20 @@ def test_in_half_precision_the_sum_is_rounded_no_more_than_its_parts() -> None:
     exact = written_out(x.double(), weight.double(), down.double(), wide)
     y = low_rank_linear(x, weight, down, ups, SCALE).double()
     assert (y - exact).abs().max() < 2 * exact.abs().max() * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("layers", [EVERY, SOME], ids=["made as one", "made apart"])
+def test_gradients_go_onto_sums_that_are_there(
+    layers: tuple[tuple[int, int], ...],
+) -> None:
+    (x, weight, gradient, down), ups = made(layers, torch.float32)
+    later = WeightGradients()
+    low_rank_linear(x, weight, down, ups, SCALE, later).backward(gradient)
+    low = (x @ down.t() * SCALE).detach().float()
+    sums = {id(up.weight): torch.ones(up.weight.shape) for up in ups}
+    sums[id(down)] = torch.zeros(down.shape)
+    later.run(lambda asked: sums[id(asked)])
+    for up in ups:
+        rows = gradient[:, up.start : up.stop].float()
+        exact = 1.0 + rows.t() @ low[:, up.first : up.last]
+        torch.testing.assert_close(sums[id(up.weight)], exact, rtol=1e-5, atol=1e-4)

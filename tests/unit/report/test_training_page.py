@@ -100,6 +100,11 @@ def test_what_is_learnt_from_answers_is_drawn_where_it_was_told(tmp_path):
     run = read_run(folder)
     assert [step.reward for step in run.steps][:2] == [0.125, 0.25]
     assert all(title in training_page([run]).html() for title in told)
+    html = training_page([replace(run, validation=[(2, -0.75)])]).html()
+    assert "Held-out reward" in html
+    assert "0.7500" in html
+    assert "Validation loss" not in html
+    assert "-0.7500" not in html
 
 
 def test_emulated_runs_say_so_and_say_when_they_do_not_count(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.optimization import Adafactor
 
-from tests.support.any_plan import PLANS
+from tests.support.any_plan import EXPERTS, PLANS
 from tests.support.threads import World
 from tests.support.training import (
     Trained,
@@ -52,7 +52,11 @@ def alone(plan: Plan, spec: ModelSpec) -> Plan:
 
 
 def check_against_one(name: str, optimizer: str, **words: object) -> None:
-    plan = in_fp32(PLANS[name], optimizer)
+    check_plan_against_one(PLANS[name], optimizer, **words)
+
+
+def check_plan_against_one(plan: Plan, optimizer: str, **words: object) -> None:
+    plan = in_fp32(plan, optimizer)
     spec = plan.model.spec
     assert spec is not None
     given = replace(settings(), **words)
@@ -103,6 +107,16 @@ def test_muon(name: str) -> None:
 @pytest.mark.parametrize("name", [*FEW, SHARDED])
 def test_adafactor(name: str) -> None:
     check_against_one(name, "adafactor")
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
+def test_a_rank_without_experts_takes_part_in_their_sums(optimizer: str) -> None:
+    plan = PLANS["experts shared out unequally"]
+    stage = plan.pipelines[0].stages[0]
+    (group,) = stage.experts
+    every = group.per_chip(EXPERTS)
+    held = replace(group, experts=(sum(every), *[0] * (len(every) - 1)))
+    check_plan_against_one(with_stage(plan, 0, 0, replace(stage, experts=(held,))), optimizer)
 
 
 def test_adafactor_with_gradients_on_the_host() -> None:

@@ -81,7 +81,7 @@ def kept_pieces(
         for index, own in _kept(state):
             kept += _pieces(engine, state, sources, index, own, most_bytes=most_bytes)
     for tensor in _factored(engine):
-        kept += _means(tensor, tensor.first, tensor.last)
+        kept += _means(tensor, tensor.first, tensor.last) if tensor.parts else ()
     for span in _fixed(engine, frozen=frozen):
         kept += _fixed_pieces(engine, span.blocks[0], (0, span.size), most_bytes=most_bytes)
     return kept

@@ -27,5 +27,5 @@ class Directions(Protocol):
 def directions_of(seats: Seats, seat: Seat, states: Iterable[SpanState]) -> Directions | None:
     """Return what a rank's optimizer finds out, if the job's is one of these."""
     if seats.plan.job.optimizer == "muon":
-        return Matrices(seats, seat.place.pipeline, states)
+        return Matrices(seats, seat, states)
     return Factored(seats, seat, states) if seats.plan.job.optimizer == "adafactor" else None

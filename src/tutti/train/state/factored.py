@@ -14,7 +14,7 @@ relative steps, no first moment.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,11 +30,10 @@ from tutti.ranks.rank_places import Seat, Seats
 from tutti.train.state.state import SpanState
 from tutti.train.state.tensor_parts import (
     TensorPart,
-    by_tensor,
-    is_whole,
+    WholeTensor,
     own_experts,
     speaks,
-    tensor_parts,
+    whole_tensors,
 )
 from tutti.train.state.unit_ranks import unit_ranks
 
@@ -56,14 +55,13 @@ class FactoredTensor:
     alone: bool  # all gradients are here
 
     @classmethod
-    def of(cls, unit: int, parameter: Parameter, parts: Sequence[TensorPart]) -> FactoredTensor:
+    def of(cls, whole: WholeTensor, device: torch.device) -> FactoredTensor:
         """Return a tensor before its first step."""
-        shape, device = parameter.shape, parts[0].state.device
+        parts, shape = whole.parts, whole.parameter.shape
         first, last = own_experts(parts) if len(shape) > 2 else (0, shape[0])
         here = (last - first, *shape[1:])
         means = {name: torch.zeros(s, device=device) for name, s in mean_shapes(here).items()}
-        alone = is_whole(parts[0], parameter.size)
-        return cls(unit, parameter, tuple(parts), first, last, means, alone)
+        return cls(whole.unit, whole.parameter, parts, first, last, means, whole.alone)
 
     def counted(self, pipeline: int) -> Iterator[tuple[TensorPart, int, int]]:
         """Yield the elements that this rank's sums are of: over all ranks, each once."""
@@ -122,14 +120,16 @@ class Factored:
 
     def __init__(self, seats: Seats, seat: Seat, states: Iterable[SpanState]) -> None:
         self._seats, self._pipeline = seats, seat.place.pipeline
-        found = list(tensor_parts(states))
-        parameters = {(part.block.unit, part.block.name): own for part, own in found}
-        parts = by_tensor(part for part, _ in found)
-        self.tensors = [FactoredTensor.of(k[0], parameters[k], own) for k, own in parts.items()]
+        states = list(states)
+        self.tensors = [
+            FactoredTensor.of(whole, states[0].device)
+            for whole in whole_tensors(seats, seat, states)
+        ]
         self._bounds: dict[int, Tensor] = {}  # by tensor, of the coming step
-        for tensor in self.tensors:
-            for part in tensor.parts:
-                part.state.directed = functools.partial(self._directed, part.state)
+        for state in states:
+            here = [(t, [part for part in t.parts if part.state is state]) for t in self.tensors]
+            if own := [(tensor, parts) for tensor, parts in here if parts]:
+                state.directed = functools.partial(self._directed, own)
 
     @torch.no_grad()
     def set_directions(
@@ -202,13 +202,17 @@ class Factored:
                 each.copy_(part.view(each.shape))
 
     @torch.no_grad()
-    def _directed(self, state: SpanState, gradients: list[Tensor], factor: Tensor) -> list[Tensor]:
-        """Return the step of a span, times the learning rate, in the form of its gradients."""
+    def _directed(
+        self,
+        own: list[tuple[FactoredTensor, list[TensorPart]]],
+        gradients: list[Tensor],
+        factor: Tensor,
+    ) -> list[Tensor]:
+        """Return the step of a span, which learning rates multiply, in its gradients' form."""
         sizes = [gradient.numel() for gradient in gradients]
-        whole = torch.empty(sum(sizes), device=state.device)
-        for tensor in self.tensors:
-            parts = [part for part in tensor.parts if part.state is state]
-            factors = tensor.factors(factor / self._bounds[id(tensor)]) if parts else {}
+        whole = torch.empty(sum(sizes), device=factor.device)
+        for tensor, parts in own:
+            factors = tensor.factors(factor / self._bounds[id(tensor)])
             for part in parts:
                 low, high = part.kept
                 gradient, target = _elements(part, gradients, low, high), part.of(whole, low, high)

@@ -19,15 +19,13 @@ from torch import Tensor
 from tutti.accelerator.reference.optimizer import AdamSettings, orthogonal, put
 from tutti.errors import InputError
 from tutti.ranks.links import Links
-from tutti.ranks.rank_places import Seats
+from tutti.ranks.rank_places import Seat, Seats
 from tutti.train.state.state import SpanState
 from tutti.train.state.tensor_parts import (
-    TensorPart,
-    by_tensor,
-    is_whole,
+    WholeTensor,
     own_experts,
     speaks,
-    tensor_parts,
+    whole_tensors,
 )
 from tutti.train.state.unit_ranks import unit_ranks
 
@@ -37,20 +35,17 @@ SCALE = 0.2  # of an orthogonal matrix, times √ of its longer side: as large a
 class Matrices:
     """The matrices of a rank's units, in the order in which all ranks come to them."""
 
-    def __init__(self, seats: Seats, pipeline: int, states: Iterable[SpanState]) -> None:
-        self._seats, self._pipeline = seats, pipeline
-        chosen = [part for part, parameter in tensor_parts(states) if parameter.is_matrix]
-        for part in chosen:
+    def __init__(self, seats: Seats, seat: Seat, states: Iterable[SpanState]) -> None:
+        self._seats, self._pipeline = seats, seat.place.pipeline
+        self._states = list(states)
+        whole = whole_tensors(seats, seat, self._states)
+        self._tensors = [tensor for tensor in whole if tensor.parameter.is_matrix]
+        for part in (part for tensor in self._tensors for part in tensor.parts):
             if part.state.optimizer.homes:
                 raise InputError(
                     "plan: muon asks for the momentum before the step, but unit "
                     f"{part.block.unit} keeps it on the host; plan without offload"
                 )
-        self._parts = by_tensor(chosen)
-        self._shapes = {
-            key: next(p.shape for p in seats.spec.parameters(key[0]) if p.name == key[1])
-            for key in self._parts
-        }
 
     @torch.no_grad()
     def set_directions(
@@ -58,13 +53,13 @@ class Matrices:
     ) -> None:
         """Take the gradients into the momentum, and find where the coming step leads."""
         del number
-        states = {id(part.state): part.state for parts in self._parts.values() for part in parts}
+        states = {id(part.state): part.state for t in self._tensors for part in t.parts}
         ahead = {key: _momentum(state, settings, factor) for key, state in states.items()}
         for key, state in states.items():
             state.direction = torch.zeros_like(ahead[key])
-        for (unit, name), parts in self._parts.items():
-            shape = self._shapes[unit, name]
-            whole = self._whole(unit, shape, parts, ahead, links)
+        for tensor in self._tensors:
+            parts, shape = tensor.parts, tensor.parameter.shape
+            whole = self._whole(tensor, ahead, links, factor.device)
             first, last = own_experts(parts) if len(shape) > 2 else (0, len(whole))
             mine = whole[first:last]  # of experts only those that are here
             scale = SCALE * max(shape[-2:]) ** 0.5
@@ -76,26 +71,19 @@ class Matrices:
                 part.of(part.state.direction, low, high).copy_(values[low:high])
 
     def _whole(
-        self,
-        unit: int,
-        shape: tuple[int, ...],
-        parts: list[TensorPart],
-        ahead: dict[int, Tensor],
-        links: Links,
+        self, tensor: WholeTensor, ahead: dict[int, Tensor], links: Links, device: torch.device
     ) -> Tensor:
         """Return a tensor put together from all ranks' parts of it."""
-        first = parts[0]
-        whole = ahead[id(first.state)].new_zeros(shape)
-        alone = is_whole(first, whole.numel())
-        for part in parts:
-            low, high = part.kept if alone else part.own
-            if not alone and not speaks(part, self._pipeline):
+        whole = torch.zeros(tensor.parameter.shape, device=device)
+        for part in tensor.parts:
+            low, high = part.kept if tensor.alone else part.own
+            if not tensor.alone and not speaks(part, self._pipeline):
                 continue
             flat = whole.new_zeros(part.block.size)
             flat[low:high] = part.of(ahead[id(part.state)], low, high)
             whole[tuple(slice(*i) for i in part.block.intervals)] = flat.view(part.block.shape)
-        ranks = unit_ranks(self._seats, unit)
-        if not alone and len(ranks) > 1:
+        ranks = unit_ranks(self._seats, tensor.unit)
+        if not tensor.alone and len(ranks) > 1:
             links.all_reduce(ranks, whole).wait()
         return whole
 

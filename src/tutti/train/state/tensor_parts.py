@@ -9,7 +9,9 @@ from torch import Tensor
 
 from tutti.models.parameters import Parameter
 from tutti.ownership.ownership import Block
+from tutti.ranks.rank_places import Seat, Seats
 from tutti.train.state.state import SpanState
+from tutti.train.state.unit_ranks import joined_units
 
 Name = tuple[int, str]  # unit, name in it
 
@@ -43,28 +45,47 @@ class TensorPart:
         return flat[start + low : start + high]
 
 
-def tensor_parts(states: Iterable[SpanState]) -> Iterator[tuple[TensorPart, Parameter]]:
-    """Yield the parts that are updated here, each with the tensor that it is of."""
+def tensor_parts(states: Iterable[SpanState]) -> Iterator[TensorPart]:
+    """Yield the parts that are updated here."""
     for state in states:
         offset = 0
-        pairs = zip(state.span.blocks, state.parameters, strict=True)
-        for index, (block, parameter) in enumerate(pairs):
+        for index, block in enumerate(state.span.blocks):
             if not state.span.copied:
-                yield TensorPart(state, index, block, offset), parameter
+                yield TensorPart(state, index, block, offset)
             offset += block.size
 
 
-def by_tensor(parts: Iterable[TensorPart]) -> dict[Name, list[TensorPart]]:
-    """Return the parts of each tensor, in the order in which all ranks come to tensors."""
-    grouped: dict[Name, list[TensorPart]] = {}
-    for part in parts:
-        grouped.setdefault((part.block.unit, part.block.name), []).append(part)
-    return dict(sorted(grouped.items()))
+@dataclass(frozen=True, slots=True)
+class WholeTensor:
+    """A tensor of a unit that is here, and what of it is: perhaps nothing, of spread experts."""
+
+    unit: int
+    parameter: Parameter
+    parts: tuple[TensorPart, ...]
+    alone: bool  # each rank of the unit has all its gradients, and needs nobody's
+
+    @property
+    def name(self) -> Name:
+        """What it is called."""
+        return self.unit, self.parameter.name
 
 
-def is_whole(part: TensorPart, size: int) -> bool:
-    """Tell whether a rank has all gradients of a tensor of some size, and needs nobody's."""
-    return part.state.level == 0 and part.block.size == size
+def whole_tensors(seats: Seats, seat: Seat, states: Iterable[SpanState]) -> Iterator[WholeTensor]:
+    """Yield the tensors that the job's optimizer sees whole, in the order of all ranks."""
+    parts: dict[Name, list[TensorPart]] = {}
+    for part in tensor_parts(states):
+        parts.setdefault((part.block.unit, part.block.name), []).append(part)
+    ownership = seats.ownership
+    for unit in sorted(joined_units(seats, seat)):
+        spread = any(stage.experts for _, _, stage in seats.plan.holders(unit))
+        for parameter in sorted(ownership.tensors(unit), key=lambda p: p.name):
+            if not parameter.trainable or ownership.is_copied(unit, parameter):
+                continue
+            own = tuple(parts.get((unit, parameter.name), ()))
+            alone = not (spread and parameter.experts) and all(
+                part.state.level == 0 and part.block.size == parameter.size for part in own
+            )
+            yield WholeTensor(unit, parameter, own, alone)
 
 
 def speaks(part: TensorPart, pipeline: int) -> bool:
@@ -75,4 +96,4 @@ def speaks(part: TensorPart, pipeline: int) -> bool:
 def own_experts(parts: Iterable[TensorPart]) -> tuple[int, int]:
     """Return from where to where the first dimension of a tensor is here, of stacked ones."""
     rows = sorted({part.block.intervals[0] for part in parts})
-    return rows[0][0], rows[-1][1]
+    return (rows[0][0], rows[-1][1]) if rows else (0, 0)
