@@ -61,10 +61,10 @@ class Bucket:
 
     def rules(self) -> list[tuple[ParameterClass, Synchronisation]]:
         """Return the rules that cost something, by parameter class."""
-        found = [(ParameterClass.DENSE, self.dense)] if self.reduce_dense else []
+        rules = [(ParameterClass.DENSE, self.dense)] if self.reduce_dense else []
         if self.expert is not None and self.reduce_expert:
-            found.append((ParameterClass.EXPERT, self.expert))
-        return found
+            rules.append((ParameterClass.EXPERT, self.expert))
+        return rules
 
 
 def make_buckets(plan: Plan) -> list[Bucket]:
@@ -87,8 +87,9 @@ def _between(plan: Plan, low: int, high: int, *, joins: bool) -> Iterator[Bucket
 
     State on the host comes and goes by bucket; then (not `joins`) every piece travels alone.
     """
+    holders = [stage for _, _, stage in plan.holders(low)]  # of all units up to the next cut
     sizes = [plan.synchronisation_of(low).bucket]
-    if any(stage.experts for _, _, stage in plan.holders(low)):
+    if any(stage.experts for stage in holders):
         sizes.append(plan.synchronisation_of(low, ParameterClass.EXPERT).bucket)
     cuts = sorted({cut for size in sizes for cut in range(low, high, size)} | {high})
     for start, stop in itertools.pairwise(cuts):
@@ -97,7 +98,7 @@ def _between(plan: Plan, low: int, high: int, *, joins: bool) -> Iterator[Bucket
             firsts = [start - (start - low) % size for size in sizes]
             both = zip(firsts, sizes, strict=True)
             spans = [(first, min(first + size, high)) for first, size in both]
-        yield _make_bucket(plan, start, stop, spans[0], spans[-1])
+        yield _make_bucket(plan, holders, (start, stop), spans[0], spans[-1])
 
 
 def _offload_cuts(plan: Plan) -> set[int]:
@@ -151,8 +152,10 @@ def has_partial(
     )
 
 
-def _make_bucket(plan: Plan, start: int, stop: int, dense: Span, expert: Span) -> Bucket:
-    holders = [stage for _, _, stage in plan.holders(start)]
+def _make_bucket(
+    plan: Plan, holders: Sequence[Stage], units: Span, dense: Span, expert: Span
+) -> Bucket:
+    start, stop = units
     has_groups = any(stage.experts for stage in holders)
     return Bucket(
         start=start,

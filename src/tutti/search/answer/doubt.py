@@ -19,15 +19,15 @@ def ties(result: SearchResult) -> Iterator[str]:
     """Yield which of the compared plans might as well be the faster ones."""
     if result.objective is not Objective.STEP_TIME:
         return
-    found = {"the runner-up": result.runner_up, "the best uniform plan": result.uniform}
+    rivals = {"the runner-up": result.runner_up, "the best uniform plan": result.uniform}
     tied = [
-        name for name, proven in found.items()
+        name for name, proven in rivals.items()
         if proven is not None and not result.best.is_told_apart(proven)
     ]  # fmt: skip
     if tied:
         widest = shipped_widths().pair * max(
             proven.estimate.half_width
-            for name, proven in found.items()
+            for name, proven in rivals.items()
             if proven is not None and name in tied
         )
         yield (

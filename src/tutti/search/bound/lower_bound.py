@@ -104,10 +104,10 @@ def _helpers(ways: Ways, pools: int) -> npt.NDArray[np.bool_]:
 def _paid(ways: Ways, prices: FloatArray) -> FloatArray:
     """Return what a sequence's work costs in each way; infinite where a unit does not fit."""
     held = np.isfinite(ways.work)
-    found: FloatArray = np.where(
+    costs: FloatArray = np.where(
         held, prices[ways.pool][:, None] * np.where(held, ways.work, 0), np.inf
     )
-    return found
+    return costs
 
 
 def _fluid(ways: Ways, chips: FloatArray, batch: float, prices: FloatArray) -> float:
@@ -155,13 +155,13 @@ class _Leads:
 
     def fair_prices(self, prices: FloatArray, seconds: float) -> FloatArray:
         """Return prices at which a sequence costs the same on each pool that can do all units."""
-        found = prices.copy()
+        fair = prices.copy()
         costs = [self._cost(prices, seconds, pool) for pool in range(len(prices))]
         least = min(costs)
         for pool, cost in enumerate(costs):
             if math.isfinite(cost) and cost > 0.0:
-                found[pool] *= least / cost
-        return found
+                fair[pool] *= least / cost
+        return fair
 
     def _cost(self, prices: FloatArray, seconds: float, only: int | None = None) -> float:
         """Return the least price of a sequence over all leads, on all pools or on one.
@@ -220,18 +220,18 @@ class _Leads:
                 lead += count * float(leads[chosen])
             return paid, lead
 
-        found, lead = at(0.0)
+        bound, lead = at(0.0)
         low, high = 0.0, 1e-3 * free / longest
         while lead > longest and high < 1e6 * free / longest:
             value, lead = at(high)
-            found = max(found, value)
+            bound = max(bound, value)
             low, high = (high, 4.0 * high) if lead > longest else (low, high)
         for _ in range(THRESHOLDS.bound_halvings if high > low > 0.0 else 0):
             middle = 0.5 * (low + high)
             value, lead = at(middle)
-            found = max(found, value)
+            bound = max(bound, value)
             low, high = (middle, high) if lead > longest else (low, middle)
-        return found
+        return bound
 
     def _front(self, cost: FloatArray, kind: int) -> tuple[FloatArray, FloatArray, float]:
         """Return cost and lead of the ways that no other one equals in the one, beats in the other.

@@ -70,14 +70,14 @@ class Ways:
             passes = (self.room[:, :, None] + away[:, None, :]) / self.rate[:, None, None]
             waited = lead - passes - self.early[:, None, None]
         waited = self.again[:, None, None] * np.maximum(waited, 0.0)
-        found: FloatArray = np.where(self.rate[:, None, None] > 0, waited, 0.0)
-        return found
+        idle_s: FloatArray = np.where(self.rate[:, None, None] > 0, waited, 0.0)
+        return idle_s
 
 
 def ways_of(tables: Tables) -> Ways | None:
     """Return all ways of the space; None where a profile has measured none."""
     problem = tables.problem
-    found: list[_Way] = []
+    ways: list[_Way] = []
     examples, counts, main = _kinds_of_units(tables)
     for index, pool in enumerate(problem.pools):
         configs = [
@@ -93,16 +93,16 @@ def ways_of(tables: Tables) -> Ways | None:
         made = [_Given.of(tables, _of_units(table, examples), main) for table in known]
         least = min((given.least for given in made if not given.shares), default=math.inf)
         for given in made:
-            found += _ways(tables, given, index, given.charge_of_links(least))
-    if not found:
+            ways += _ways(tables, given, index, given.charge_of_links(least))
+    if not ways:
         return None
     return Ways(
-        pool=np.array([way.pool for way in found], dtype=np.int64),
-        work=np.stack([way.work for way in found]),
-        forward=np.stack([way.forward for way in found]),
-        room=np.stack([way.room for way in found]),
+        pool=np.array([way.pool for way in ways], dtype=np.int64),
+        work=np.stack([way.work for way in ways]),
+        forward=np.stack([way.forward for way in ways]),
+        room=np.stack([way.room for way in ways]),
         **{
-            name: np.array([getattr(way, name) for way in found])
+            name: np.array([getattr(way, name) for way in ways])
             for name in ("host", "copy", "rate", "early", "again")
         },
         counts=counts,

@@ -53,11 +53,11 @@ def unit_moves(here: Here) -> Moves:
     model, plan = here.problem.model, here.plan
     if not here.problem.space.uneven_units:
         return
-    found = [
+    handovers = [
         move for p, pipeline in enumerate(plan.pipelines) for move in _handovers(here, p, pipeline)
     ]
-    found.sort(key=operator.itemgetter(0))
-    for _, p, giving, taking, jump in found:
+    handovers.sort(key=operator.itemgetter(0))
+    for _, p, giving, taking, jump in handovers:
         moved = list(sizes_of(plan.pipelines[p]))
         moved[giving] -= jump
         moved[taking] += jump

@@ -49,7 +49,7 @@ class Standing:
     """A plan with its price."""
 
     plan: Plan
-    found: Estimate
+    estimate: Estimate
     worth: float
 
 
@@ -132,7 +132,7 @@ class PlanSearch:
                     waiting.append(kind)
         except KeyboardInterrupt:
             pass
-        return best.plan, best.found
+        return best.plan, best.estimate
 
     def _give_back(self, work: int) -> None:
         """Count work that helped as if it had not been done, as far as it may be."""
@@ -181,7 +181,7 @@ class PlanSearch:
             near.sort(key=lambda pair: pair[0], reverse=True)
             return (near.pop()[1] for _ in range(len(near)))
         problem = self.simulator.tables.problem
-        return MOVES[kind](Here(problem=problem, plan=best.plan, loads=Loads.of(best.found)))
+        return MOVES[kind](Here(problem=problem, plan=best.plan, loads=Loads.of(best.estimate)))
 
     def _better(self, plan: Plan, best: Standing, now: float | None) -> Standing | None:
         """Return a plan with its price where it is better than the best.

@@ -71,27 +71,34 @@ def _flagged(replica: Replica, length: int) -> Replica:
 
 
 def degree_moves(here: Here) -> Moves:
-    """Split the work of a replica's chips otherwise."""
-    plan, length = here.plan, here.plan.job.sequence_length
+    """Split the work of a replica's chips otherwise.
+
+    Each way is tried for all stages, and for all of a pipeline, before any for single stages.
+    """
+    plan = here.plan
     for factor in FACTORS:
+        ways: list[Moves] = []
         for more, less in itertools.permutations(AXES, 2):
-
-            def alter(
-                replica: Replica, _: Stage, factor: int = factor, more: str = more, less: str = less
-            ) -> Replica | None:
-                sequences = replica.sequences
-                if getattr(replica, less) % factor or (more == "count" and sequences % factor):
-                    return None
-                if "count" in (more, less):
-                    sequences = sequences // factor if more == "count" else sequences * factor
-                degrees = {axis: getattr(replica, axis) for axis in AXES}
-                degrees[more] *= factor
-                degrees[less] //= factor
-                return _flagged(replace(replica, sequences=sequences, **degrees), length)
-
-            yield from _applied(plan, alter)
+            ways.append(_applied(plan, partial(_resplit, plan, factor, more, less)))
             if "count" in (more, less):
-                yield from _other_widths(plan, factor, more, less)
+                ways.append(_other_widths(plan, factor, more, less))
+        for moves in itertools.zip_longest(*ways):
+            yield from (move for move in moves if move is not None)
+
+
+def _resplit(
+    plan: Plan, factor: int, more: str, less: str, replica: Replica, _: Stage
+) -> Replica | None:
+    """Return a replica with more ways along one axis and fewer along another; None: not whole."""
+    sequences = replica.sequences
+    if getattr(replica, less) % factor or (more == "count" and sequences % factor):
+        return None
+    if "count" in (more, less):
+        sequences = sequences // factor if more == "count" else sequences * factor
+    degrees = {axis: getattr(replica, axis) for axis in AXES}
+    degrees[more] *= factor
+    degrees[less] //= factor
+    return _flagged(replace(replica, sequences=sequences, **degrees), plan.job.sequence_length)
 
 
 def _other_widths(plan: Plan, factor: int, more: str, less: str) -> Moves:

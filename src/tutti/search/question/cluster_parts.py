@@ -127,14 +127,14 @@ def _parts(pool: Pool, gone: frozenset[Position], factors: Mapping[Position, flo
                 by_factor.setdefault(factors.get(chip, 1.0), []).append(slot)
         for factor, slots in by_factor.items():
             nodes.setdefault((tuple(slots), factor), []).append(node)
-    found = [
+    parts = [
         _Part(pool=pool, slots=slots, factor=factor, nodes=tuple(numbers))
         for (slots, factor), numbers in nodes.items()
     ]
-    found.sort(key=lambda part: (not part.is_whole, -len(part.nodes) * len(part.slots)))
+    parts.sort(key=lambda part: (not part.is_whole, -len(part.nodes) * len(part.slots)))
     return [
         replace(part, name=pool.name if index == 0 else f"{pool.name}+{index}")
-        for index, part in enumerate(found)
+        for index, part in enumerate(parts)
     ]
 
 

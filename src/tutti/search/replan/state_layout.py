@@ -79,10 +79,10 @@ class Holding:
         before = np.pad(missing, [(1, 0)] * dims)
         for d in range(dims):
             before = np.cumsum(before, axis=d)
-        found: FloatArray = np.zeros(wanted.lower.shape[:2])
+        held: FloatArray = np.zeros(wanted.lower.shape[:2])
         for sign, at in _corners(edges, wanted.lower, wanted.upper):
-            found += sign * before[at]
-        total: FloatArray = np.maximum(found, 0.0).sum(axis=1)
+            held += sign * before[at]
+        total: FloatArray = np.maximum(held, 0.0).sum(axis=1)
         return total
 
     def _boxes(self) -> tuple[FloatArray, FloatArray]:
@@ -97,9 +97,9 @@ class Holding:
 def _distinct(values: FloatArray) -> FloatArray:
     """Return the different ones of some edges, with those of the whole."""
     ordered = np.unique(np.concatenate((values, [0.0, 1.0])))
-    found: FloatArray = ordered[np.concatenate(([True], np.diff(ordered) > ROUNDING))]
-    found[-1] = 1.0
-    return found
+    edges: FloatArray = ordered[np.concatenate(([True], np.diff(ordered) > ROUNDING))]
+    edges[-1] = 1.0
+    return edges
 
 
 def _cells(edges: list[FloatArray]) -> FloatArray:

@@ -82,7 +82,7 @@ def state_by_node(plan: Plan, model: ModelSpec, cluster: Cluster) -> dict[NodePl
     chips = _Chips(cluster)
     gone = StateLayout(plan, model, lambda held: chips.numbers(held, {}))
     layout = StateLayout(plan, model, chips.present)
-    flows, found = _Flows(chips), dict[NodePlace, float]()
+    flows, bytes_by_node = _Flows(chips), dict[NodePlace, float]()
     for size, kind_bytes, held, wanted in _pieces(gone, layout, model):
         flows.add(size * kind_bytes, held.surviving(), wanted)
     for pool in cluster.pools:
@@ -91,8 +91,8 @@ def state_by_node(plan: Plan, model: ModelSpec, cluster: Cluster) -> dict[NodePl
             first = chips.first[pool.name] + node * width
             kept = float(flows.restored[first : first + width].sum())
             if kept:
-                found[pool.name, node] = kept
-    return found
+                bytes_by_node[pool.name, node] = kept
+    return bytes_by_node
 
 
 def payback(
@@ -331,11 +331,11 @@ def _wanted_twice(held: Holding, wanted: Holding, num_chips: int) -> FloatArray:
 
     A stage that has a tied tensor at both ends keeps it twice; it comes once.
     """
-    found = np.zeros(wanted.chips.size)
+    twice = np.zeros(wanted.chips.size)
     order = np.argsort(wanted.chips, kind="stable")
     again = np.flatnonzero(wanted.chips[order[1:]] == wanted.chips[order[:-1]])
     if not again.size:
-        return found
+        return twice
     first, second = order[again], order[again + 1]
     boxes = wanted.lower.shape[1]
     pairs = [(m, n) for m in range(boxes) for n in range(boxes)]
@@ -344,5 +344,5 @@ def _wanted_twice(held: Holding, wanted: Holding, num_chips: int) -> FloatArray:
     upper = np.stack([np.minimum(wanted.upper[first, m], wanted.upper[second, n])
                       for m, n in pairs], axis=1)  # fmt: skip
     both = Holding(wanted.chips[second], lower, np.maximum(lower, upper))
-    found[second] = both.measure - _kept(held, both, num_chips)
-    return found
+    twice[second] = both.measure - _kept(held, both, num_chips)
+    return twice

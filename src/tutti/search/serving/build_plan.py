@@ -93,10 +93,10 @@ def _lay(problem: ServeProblem, mixture: Mixture) -> tuple[list[_Laid], ChipSet]
 
 def _sent(mixture: Mixture) -> dict[str, float]:
     """Return the requests per second that leave the prefill engines of each pool."""
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for (pool, _), rate in mixture.flows.items():
-        found[pool] = found.get(pool, 0.0) + rate
-    return found
+        rates[pool] = rates.get(pool, 0.0) + rate
+    return rates
 
 
 def _pipeline(problem: ServeProblem, one: _Laid, total: float, sent: dict[str, float]) -> Pipeline:
@@ -137,7 +137,7 @@ def _normed(pipelines: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
     """Let shares sum to one; prefill engines of one pool share its flow by their numbers."""
     from dataclasses import replace
 
-    found = []
+    normed = []
     by_home: dict[str, int] = {}
     for pipeline in pipelines:
         if pipeline.engine is not None and pipeline.engine.role is Role.PREFILL:
@@ -151,17 +151,17 @@ def _normed(pipelines: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
             home = pipeline.stages[0].chips.pools[0]
             engine = replace(engine, share=engine.share * pipeline.copies / by_home[home])
         total += engine.share
-        found.append(replace(pipeline, engine=engine))
+        normed.append(replace(pipeline, engine=engine))
     return tuple(
         replace(p, engine=replace(p.engine, share=min(1.0, p.engine.share / total)))
-        for p in found
+        for p in normed
         if p.engine is not None
     )
 
 
 def _routes(laid: list[_Laid], mixture: Mixture) -> tuple[Route, ...]:
     """Return the routes: a pool's flow spreads over its decode engines by their rates."""
-    sent, found = _sent(mixture), []
+    sent, routes = _sent(mixture), []
     decodes = [(d, one) for d, one in enumerate(laid) if one.option.role is Role.DECODE]
     for p, one in enumerate(laid):
         if one.option.role is not Role.PREFILL:
@@ -172,5 +172,5 @@ def _routes(laid: list[_Laid], mixture: Mixture) -> tuple[Route, ...]:
             rates = sum(o.option.rate * o.count for o in own)
             share = flow / sent[one.option.home] * other.option.rate * other.count / rates
             if share > 1e-6:
-                found.append(Route(prefill=p, decode=d, share=min(1.0, share)))
-    return tuple(found)
+                routes.append(Route(prefill=p, decode=d, share=min(1.0, share)))
+    return tuple(routes)

@@ -60,7 +60,7 @@ def evaluate(
     count = _count(problem, deployment)
     low = next(i for i, share in enumerate(LADDER) if share * promised <= most or share <= 1.0)
     high = len(LADDER)  # the first that keeps them lies in low…high
-    found: tuple[float, ServingResult] | None = None
+    kept: tuple[float, ServingResult] | None = None
     last: ServingResult | None = None
     place = low if low > 1 else 3  # a promise as high as the bound is likely to be kept
     while low < high:
@@ -68,17 +68,17 @@ def evaluate(
         result = simulate_serving(deployment, _requests(problem, count, rate, seed))
         last = result
         if result.keeps_limits and result.request_rate >= KEEPS_UP * rate:
-            found = (rate, result)
+            kept = (rate, result)
             high = place
         else:
             low = place + 1
-            if low < len(LADDER) and LADDER[low] * promised < least and found is None:
+            if low < len(LADDER) and LADDER[low] * promised < least and kept is None:
                 break
         place = (low + high) // 2
-    if found is None:
+    if kept is None:
         assert last is not None
         return Evaluated(plan=plan, promised=promised, rate=0.0, result=last)
-    return Evaluated(plan=plan, promised=promised, rate=found[0], result=found[1])
+    return Evaluated(plan=plan, promised=promised, rate=kept[0], result=kept[1])
 
 
 def _limited(problem: ServeProblem) -> bool:
@@ -109,10 +109,10 @@ def _count(
 
 def shares(plan: Plan) -> list[float]:
     """Return the share of all requests that comes to each pipeline, over routes too."""
-    found = [p.engine.share if p.engine is not None else 0.0 for p in plan.pipelines]
+    shares = [p.engine.share if p.engine is not None else 0.0 for p in plan.pipelines]
     for route in plan.routes:
-        found[route.decode] += found[route.prefill] * route.share
-    return found
+        shares[route.decode] += shares[route.prefill] * route.share
+    return shares
 
 
 def _requests(problem: ServeProblem, count: int, rate: float | None, seed: int) -> Requests:
@@ -126,23 +126,23 @@ def simulate_at(problem: ServeProblem, plan: Plan, rate: float, seed: int = 0) -
     return simulate_serving(deployment, _requests(problem, count, rate, seed))
 
 
-def confirm(problem: ServeProblem, found: Evaluated, *, seed: int = 1) -> Evaluated:
+def confirm(problem: ServeProblem, deployed: Evaluated, *, seed: int = 1) -> Evaluated:
     """Return a deployment with the rate that it keeps in the long run, on other requests.
 
     In the short runs that choose among many, slots are still filling: a queue that grows slowly
     does not show.
     """
     if not _limited(problem):  # it was a long run already
-        return found
-    deployment = Deployment.of(found.plan, problem.measured)
+        return deployed
+    deployment = Deployment.of(deployed.plan, problem.measured)
     count = _count(problem, deployment, turns=LONG_TURNS, most_steps=LONG_STEPS)
-    rate, result = found.rate, found.result
+    rate, result = deployed.rate, deployed.result
     for _ in range(MOST_CONFIRMED):
         if rate <= 0.0:
             break
         result = simulate_serving(deployment, _requests(problem, count, rate, seed))
         kept = result.request_rate / rate
         if result.keeps_limits and kept >= KEEPS_UP_LONG:
-            return replace(found, rate=rate, result=result)
+            return replace(deployed, rate=rate, result=result)
         rate *= min(LESS, max(HALF, kept))
-    return replace(found, rate=0.0, result=result)
+    return replace(deployed, rate=0.0, result=result)

@@ -116,14 +116,14 @@ class _Program:
             constraints.append(LinearConstraint(self.served()[None, :], least, np.inf))
         integral = np.zeros(self.num)
         integral[: len(self.options)] = float(whole)
-        found = milp(
+        solution = milp(
             cost,
             constraints=constraints,
             integrality=integral,
             bounds=Bounds(0.0, np.inf),
             options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
         )
-        return None if found.x is None else np.asarray(found.x, np.float64)
+        return None if solution.x is None else np.asarray(solution.x, np.float64)
 
 
 def solve_flows(

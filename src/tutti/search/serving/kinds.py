@@ -56,16 +56,16 @@ def mean_context(problem: ServeProblem) -> float:
 
 def kinds_of(problem: ServeProblem) -> list[ChipGroup]:
     """Return every group of chips that engines may be made of."""
-    found = []
+    groups = []
     for name in problem.pools:
         pool = problem.cluster.pool(name)
         island = max((len(i.slots) for i in pool.node.islands), default=1)
         tp = 1
         while tp <= min(island, problem.space.tp_max or island):
             if problem.model.tensor_parallel_problem(tp) is None:
-                found.append(_kind(problem, name, tp, island))
+                groups.append(_kind(problem, name, tp, island))
             tp *= 2
-    return found
+    return groups
 
 
 def _kind(problem: ServeProblem, name: str, tp: int, island: int) -> ChipGroup:

@@ -46,10 +46,10 @@ class EngineOption:
     @property
     def chips(self) -> dict[str, int]:
         """Chips of each pool."""
-        found: dict[str, int] = {}
+        chips: dict[str, int] = {}
         for kind in self.kinds:
-            found[kind.pool] = found.get(kind.pool, 0) + kind.tp
-        return found
+            chips[kind.pool] = chips.get(kind.pool, 0) + kind.tp
+        return chips
 
     @property
     def num_chips(self) -> int:
@@ -77,15 +77,15 @@ def engine_options(
     problem: ServeProblem, kinds: Sequence[ChipGroup], roles: Sequence[Role]
 ) -> list[EngineOption]:
     """Return the best engine of each chain of groups and role."""
-    found = []
+    options = []
     for chain in chains(problem, kinds):
         for role in roles:
             if role is not Role.BOTH and len({kind.pool for kind in chain}) > 1:
                 continue
             option = best_engine(problem, chain, role)
             if option is not None:
-                found.append(option)
-    return _undominated(found)
+                options.append(option)
+    return _undominated(options)
 
 
 def _undominated(options: Sequence[EngineOption]) -> list[EngineOption]:
@@ -110,9 +110,9 @@ def best_engine(problem: ServeProblem, chain: Chain, role: Role) -> EngineOption
     lanes = len(chain)
     fits = [i for i, b in enumerate(BATCHES.tolist()) if b * lanes <= most_slots(problem, lanes)]
     rates = _split_rates(problem, chain, role)
-    found: list[EngineOption] = []
+    engines: list[EngineOption] = []
     for index in sorted(fits, key=lambda i: -rates[i]):
-        if len(found) == _LAID_OUT or rates[index] <= 0.0:
+        if len(engines) == _LAID_OUT or rates[index] <= 0.0:
             break
         batch = int(BATCHES[index])
         costs = [_request_seconds(problem, kind, index, role) for kind in chain]
@@ -120,8 +120,8 @@ def best_engine(problem: ServeProblem, chain: Chain, role: Role) -> EngineOption
         layers = _layers(problem, chain, costs, head, batch * lanes, role)
         option = layers and _option(problem, chain, layers, index, role, float(rates[index]))
         if option:
-            found.append(option)
-    return max(found, key=lambda option: option.rate, default=None)
+            engines.append(option)
+    return max(engines, key=lambda option: option.rate, default=None)
 
 
 def _split_rates(problem: ServeProblem, chain: Chain, role: Role) -> NDArray[np.float64]:
@@ -153,8 +153,8 @@ def _split_rates(problem: ServeProblem, chain: Chain, role: Role) -> NDArray[np.
     if limit is not None and role is not Role.PREFILL:
         with np.errstate(divide="ignore"):
             rates = np.where(batches * lanes / (rates * output) <= limit, rates, 0.0)
-    found: NDArray[np.float64] = rates
-    return found
+    split: NDArray[np.float64] = rates
+    return split
 
 
 def _request_seconds(problem: ServeProblem, kind: ChipGroup, index: int, role: Role) -> float:

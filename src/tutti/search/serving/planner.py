@@ -98,19 +98,19 @@ def _most(
 ) -> ServeAnswer:
     candidates = _candidates(problem, kinds, options)
     bound = max(mixture.bound for _, mixture in candidates)
-    found: dict[object, tuple[str, Evaluated]] = {}  # by what mixtures share
+    evaluated: dict[object, tuple[str, Evaluated]] = {}  # by what mixtures share
     confirmed: set[object] = set()
     best, key = 0.0, None
     while True:  # what was left out may win after all when the best turns out worse in the long run
-        more = _simulated(problem, candidates, found, best, bound, report)
+        more = _simulated(problem, candidates, evaluated, best, bound, report)
         if not more and key is not None:
             break
-        key = _confirmed(problem, found, confirmed, report)
-        best = found[key][1].rate
-    winner, chosen = found[key]
+        key = _confirmed(problem, evaluated, confirmed, report)
+        best = evaluated[key][1].rate
+    winner, chosen = evaluated[key]
     compared = []
     for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
-        known = found.get(_same(mixture))
+        known = evaluated.get(_same(mixture))
         rate = None if known is None else known[1].rate
         compared.append(
             ComparedDeployment(
@@ -127,27 +127,27 @@ def _most(
 def _simulated(
     problem: ServeProblem,
     candidates: Sequence[tuple[str, Mixture]],
-    found: dict[object, tuple[str, Evaluated]],
+    evaluated: dict[object, tuple[str, Evaluated]],
     best: float,
     bound: float,
     report: Callable[[str], None],
 ) -> bool:
     """Simulate those that can win and have not been; tell whether there were any."""
-    before = len(found)
+    before = len(evaluated)
     for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
         most = min(bound, MOST_OF_PROMISE * mixture.rate)
-        if _same(mixture) not in found and most > best:
+        if _same(mixture) not in evaluated and most > best:
             report(f"simulating: {name}")
             plan = build_plan(problem, mixture)
             own = evaluate(problem, plan, mixture.rate, least=best, most=bound)
-            found[_same(mixture)] = (name, own)
+            evaluated[_same(mixture)] = (name, own)
             best = max(best, own.rate)
-    return len(found) > before
+    return len(evaluated) > before
 
 
 def _confirmed(
     problem: ServeProblem,
-    found: dict[object, tuple[str, Evaluated]],
+    evaluated: dict[object, tuple[str, Evaluated]],
     confirmed: set[object],
     report: Callable[[str], None],
 ) -> object:
@@ -156,12 +156,12 @@ def _confirmed(
     Those that were confirmed have the rate of the long run then.
     """
     while True:
-        key = max(found, key=lambda each: found[each][1].rate)
+        key = max(evaluated, key=lambda each: evaluated[each][1].rate)
         if key in confirmed:
             return key
-        name, own = found[key]
+        name, own = evaluated[key]
         report(f"confirming: {name}")
-        found[key] = (name, confirm(problem, own))
+        evaluated[key] = (name, confirm(problem, own))
         confirmed.add(key)
 
 
@@ -176,22 +176,22 @@ def _candidates(
     problem: ServeProblem, kinds: Sequence[ChipGroup], options: Sequence[EngineOption]
 ) -> list[tuple[str, Mixture]]:
     """Return the mixtures to compare, by name."""
-    found = []
+    candidates = []
     every = solve_flows(problem, options)
     if every is None or every.rate <= 0.0:
         raise InputError(why_nothing_fits(problem, kinds))
     together = [option for option in options if option.role is Role.BOTH]
     alone = _pools_alone(problem, together)
     both = solve_flows(problem, together)
-    found.append(("planned", every))
+    candidates.append(("planned", every))
     if both is not None:
-        found.append(("no separation", both))
+        candidates.append(("no separation", both))
     if alone is not None:
-        found.append(("each pool alone", alone))
+        candidates.append(("each pool alone", alone))
     chain = _one_pipeline_per_pool(problem, kinds)
     if chain is not None:
-        found.append(("one pipeline per kind of chip", chain))
-    return found
+        candidates.append(("one pipeline per kind of chip", chain))
+    return candidates
 
 
 def _pools_alone(problem: ServeProblem, together: Sequence[EngineOption]) -> Mixture | None:
@@ -282,9 +282,9 @@ def _least(
             )
         )  # fmt: skip
         if result.keeps_limits:
-            found = Evaluated(plan=plan, promised=mixture.rate, rate=demand, result=result)
+            cheapest = Evaluated(plan=plan, promised=mixture.rate, rate=demand, result=result)
             return ServeAnswer(
-                problem=problem, best=found, winner=compared[-1].name, compared=tuple(compared),
+                problem=problem, best=cheapest, winner=compared[-1].name, compared=tuple(compared),
                 bound=mixture.bound, num_engines=len(options), seconds=0.0,
             )  # fmt: skip
     most = _most(replace(problem, objective="rate"), kinds_of(problem), options, report)

@@ -101,12 +101,12 @@ def _both_size(
     if not fits.any():
         return None
     good = fits & (rate >= _AS_GOOD * np.where(fits, rate, 0.0).max())
-    found = int(np.argmin(np.where(good, steps.turn_s, np.inf)))
-    each = math.ceil(HEADROOM * (batch if limited else float(steps.rows[found])))
-    ideal = float(steps.ideal[found] * steps.rows[found]) / traffic.output.expected
+    best = int(np.argmin(np.where(good, steps.turn_s, np.inf)))
+    each = math.ceil(HEADROOM * (batch if limited else float(steps.rows[best])))
+    ideal = float(steps.ideal[best] * steps.rows[best]) / traffic.output.expected
     return EngineSize(
-        int(lanes[found]), int(lanes[found]) * each, int(chunks[found]), float(rate[found]),
-        ideal, float(steps.turn_s[found]),
+        int(lanes[best]), int(lanes[best]) * each, int(chunks[best]), float(rate[best]),
+        ideal, float(steps.turn_s[best]),
     )  # fmt: skip
 
 

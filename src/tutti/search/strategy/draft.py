@@ -215,8 +215,8 @@ def _placed(
         block = (p, s) if draft.placement == "stage" else (p, -copy)
         config = replica.config
         requests.append(Request(block, (p, s), config.pool, config.width))
-    found, idle = pack(requests, cluster, _weights(draft, model, job))
-    for (p, s, r, _), taken in zip(asked, found, strict=True):
+    places, idle = pack(requests, cluster, _weights(draft, model, job))
+    for (p, s, r, _), taken in zip(asked, places, strict=True):
         chips[p, s, r] += taken
     return chips, idle
 

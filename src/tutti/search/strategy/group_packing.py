@@ -106,14 +106,14 @@ def pack(
     requests: Sequence[Request], cluster: Cluster, weights: Weights
 ) -> tuple[list[list[Position]], list[Position]]:
     """Return the chips of every request, and those that are left."""
-    found: list[list[Position]] = [[] for _ in requests]
+    places: list[list[Position]] = [[] for _ in requests]
     rest: list[Position] = []
     for pool in cluster.pools:
         own = [number for number, one in enumerate(requests) if one.pool == pool.name]
-        left = _pack_pool(pool, cluster, requests, own, found)
+        left = _pack_pool(pool, cluster, requests, own, places)
         rest += left
-    _swap(requests, found, cluster, weights)
-    return found, rest
+    _swap(requests, places, cluster, weights)
+    return places, rest
 
 
 def _pack_pool(
@@ -121,7 +121,7 @@ def _pack_pool(
     cluster: Cluster,
     requests: Sequence[Request],
     own: Sequence[int],
-    found: list[list[Position]],
+    places: list[list[Position]],
 ) -> list[Position]:
     by_path: dict[Path, list[int]] = defaultdict(list)
     for node, path in enumerate(node_paths(cluster, pool)):
@@ -139,9 +139,9 @@ def _pack_pool(
             if roomy is None:  # only pieces are left: from wherever most are
                 roomy = max(order, key=lambda path: groups[path].free)
             if groups[roomy].free < width:
-                found[number] = _pieces(groups, order, width)
+                places[number] = _pieces(groups, order, width)
             else:
-                found[number] = groups[roomy].take(width)
+                places[number] = groups[roomy].take(width)
     return [chip for path in sorted(groups, key=str) for chip in groups[path].rest()]
 
 
@@ -212,7 +212,7 @@ class _Crossing:
 
 def _swap(
     requests: Sequence[Request],
-    found: list[list[Position]],
+    chips: list[list[Position]],
     cluster: Cluster,
     weights: Weights,
 ) -> None:
@@ -220,7 +220,7 @@ def _swap(
     if len(requests) > MOST_SWAPPED:
         return
     paths = {pool.name: node_paths(cluster, pool) for pool in cluster.pools}
-    crossing = _Crossing(requests, [paths[c[0].pool][c[0].node] for c in found], weights)
+    crossing = _Crossing(requests, [paths[c[0].pool][c[0].node] for c in chips], weights)
     for _ in range(_PASSES):
         better = False
         for a, b in itertools.combinations(range(len(requests)), 2):
@@ -231,7 +231,7 @@ def _swap(
             before = crossing.of(touched)
             places[a], places[b] = places[b], places[a]
             if crossing.of(touched) < before * (1 - 1e-9):
-                found[a], found[b] = found[b], found[a]
+                chips[a], chips[b] = chips[b], chips[a]
                 better = True
             else:
                 places[a], places[b] = places[b], places[a]

@@ -14,6 +14,7 @@ from tutti.hardware.profile import Profile
 from tutti.plan.check import check_plan
 from tutti.plan.job import PRECISIONS, ScheduleKind
 from tutti.plan.plan import Order
+from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.schedule import ScheduleMemo, build_schedule
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.candidate_loop import Search, proven_best
@@ -21,6 +22,7 @@ from tutti.search.improve import plan_search
 from tutti.search.improve.plan_moves import Here
 from tutti.search.improve.plan_search import MOVES, PlanSearch, _short_counts
 from tutti.search.improve.stage_loads import Loads
+from tutti.search.improve.stage_moves import degree_moves
 from tutti.search.pricing.pipeline_recurrence import depths_for_messages
 from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Tables
@@ -184,6 +186,20 @@ def pipelined(problem):
     search, best = searched(replace(problem, space=space))
     assert len(best.plan.pipelines[0].stages) > 1, best.summary
     return search, best
+
+
+def test_widths_of_all_stages_are_tried_before_those_of_one():
+    problem = problem_of()
+    plan = uniform_plan(problem.model, problem.cluster, problem.job, Degrees(pp=2, dp=2))
+    stages = plan.pipelines[0].stages
+    moves = [
+        move.pipelines[0].stages
+        for move in degree_moves(Here(problem=problem, plan=plan, loads=Loads({})))
+    ]
+    pairs = [list(zip(move, stages, strict=True)) for move in moves]
+    changed = [sum(one.replicas != other.replicas for one, other in pair) for pair in pairs]
+    assert changed == sorted(changed, reverse=True)
+    assert set(changed) == {1, 2}
 
 
 def test_a_slow_link_asks_for_deeper_warm_up():

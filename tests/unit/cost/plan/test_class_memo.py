@@ -1,0 +1,114 @@
+"""Steps priced with what earlier plans had already: the same to the last bit, whatever changed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.plans import NODES, plans
+from tutti.bench.judge.changes import single_changes
+from tutti.errors import TuttiError
+from tutti.hardware.fabric import CrossKind, CrossLink, Tier
+from tutti.plan.check import check_plan
+from tutti.plan.files import refer_to_cluster, refer_to_model
+from tutti.simulate.estimate import PricingMemo, estimate
+
+FEW = settings(max_examples=max(6, settings.default.max_examples // 15))
+PLANS_EACH = 6
+WIDTH, LENGTH = 2048, 4096
+FABRICS = ("even", "narrow", "forwarded", "oversubscribed")
+
+
+def on_fabric(plan, fabric):
+    """Return a drawn plan on the same pools with other links, and messages that take time there."""
+    spec, cluster, names = plan.model.spec, plan.cluster.cluster, sorted(NODES)
+    values = {
+        "narrow": {"bandwidth": 1e9, "latency_s": 1e-4},
+        "forwarded": {"kind": CrossKind.HOST_FORWARDED},
+    }.get(fabric)
+    links = ()
+    if values is not None:
+        links = tuple(CrossLink(pools=(names[0], other), **values) for other in names[1:])
+    made = replace(cluster.fabric, links=links)
+    if fabric == "oversubscribed":
+        made = replace(
+            made,
+            tiers=(Tier(name="leaf", nodes=2), Tier(name="spine", oversubscription=4.0)),
+        )
+    model = replace(
+        spec, hidden=WIDTH, max_length=LENGTH, embedding=replace(spec.embedding, dim=WIDTH)
+    )
+    return replace(
+        plan,
+        model=refer_to_model(model),
+        cluster=refer_to_cluster(replace(cluster, fabric=made)),
+        job=replace(plan.job, sequence_length=LENGTH),
+        collectives=(),
+    )
+
+
+def spreads(plan):
+    return any(stage.experts for _, _, stage in plan.stages())
+
+
+def neighbours(plan, dice):
+    """Yield the plan, then changed ones: mostly of the plan, some of the one before."""
+    model, cluster = plan.model.spec, plan.cluster.cluster
+    yield "as drawn", plan
+    here, number = plan, 0
+    kinds = {}
+    for change in single_changes(plan, model):
+        kinds.setdefault(change.kind, []).append(change)
+    for kind in dice.sample(sorted(kinds), len(kinds)):
+        for change in dice.sample(kinds[kind], min(3, len(kinds[kind]))):
+            if not check_plan(change.plan, model, cluster):
+                yield kind, change.plan
+                here, number = change.plan, number + 1
+                break
+        if number % 3 == 0:
+            further = list(single_changes(here, model))
+            change = dice.choice(further)
+            if not check_plan(change.plan, model, cluster):
+                yield f"{kind}, {change.kind}", change.plan
+
+
+def assert_the_same(known, anew, what):
+    assert known.step_seconds == anew.step_seconds, what
+    assert known.memory == anew.memory, what
+    assert known.priced.choices == anew.priced.choices, what
+    for one, other in zip(known.priced.costs.classes, anew.priced.costs.classes, strict=True):
+        for name in ("seconds", "allocate_bytes", "free_bytes", "leaves_node"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), (what, name)
+        assert one.static_bytes == other.static_bytes, what
+
+
+def compared(plan, dice, most):
+    """Price a plan and its neighbours with one memo and without; return how many have experts."""
+    memo, priced = PricingMemo.empty(), Counter()
+    for what, changed in neighbours(plan, dice):
+        try:
+            anew = estimate(changed)
+        except TuttiError:  # an order that cannot run
+            continue
+        assert_the_same(estimate(changed, memo=memo), anew, what)
+        priced["spread" if spreads(changed) else "whole"] += 1
+        if priced.total() == most:
+            break
+    return priced
+
+
+@FEW
+@given(plan=plans(), fabric=st.sampled_from(FABRICS), seed=st.integers(0, 999))
+def test_prices_with_a_memo_are_those_without(plan, fabric, seed):
+    assert compared(on_fabric(plan, fabric), random.Random(seed), PLANS_EACH).total()
+
+
+@FEW
+@given(plan=plans().filter(spreads), fabric=st.sampled_from(FABRICS), seed=st.integers(0, 999))
+def test_prices_of_spread_experts_with_a_memo_are_those_without(plan, fabric, seed):
+    assert compared(on_fabric(plan, fabric), random.Random(seed), PLANS_EACH)["spread"]
