@@ -49,13 +49,13 @@ class ForkServer:
 
     def messages(self) -> list[dict[str, Any]]:
         """Return what it has said: {"number", "pid"} or {"pid", "status"}."""
-        found = list[dict[str, Any]]()
+        said = list[dict[str, Any]]()
         while select.select([self.socket], [], [], 0)[0]:
             data = self.socket.recv(_MOST_BYTES)
             if not data:
                 raise EOFError("the fork server is gone")
-            found.append(json.loads(data))
-        return found
+            said.append(json.loads(data))
+        return said
 
     def close(self) -> None:
         """End it, and every rank with it."""

@@ -239,9 +239,9 @@ def _assembled(
 
 
 def _key_biases(spec: ModelSpec, segments: Segments, positions_t: Tensor) -> tuple[Tensor, ...]:
-    found = alibi_specs(spec)
-    keys_s = _key_positions(segments, positions_t.device) if found else positions_t
-    return tuple(key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in found)
+    alibis = alibi_specs(spec)
+    keys_s = _key_positions(segments, positions_t.device) if alibis else positions_t
+    return tuple(key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in alibis)
 
 
 def _key_positions(segments: Segments, device: torch.device) -> Tensor:

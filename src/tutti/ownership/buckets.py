@@ -61,10 +61,10 @@ class Bucket:
 
     def rules(self) -> list[tuple[ParameterClass, Synchronisation]]:
         """Return the rules that cost something, by parameter class."""
-        found = [(ParameterClass.DENSE, self.dense)] if self.reduce_dense else []
+        rules = [(ParameterClass.DENSE, self.dense)] if self.reduce_dense else []
         if self.expert is not None and self.reduce_expert:
-            found.append((ParameterClass.EXPERT, self.expert))
-        return found
+            rules.append((ParameterClass.EXPERT, self.expert))
+        return rules
 
 
 def make_buckets(plan: Plan) -> list[Bucket]:

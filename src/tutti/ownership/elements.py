@@ -57,10 +57,10 @@ class RankElements:
     def of(self, place: StagePlace, unit: int, kind: ParameterClass) -> Elements:
         """Return what the ranks of a stage have of a unit's parameters of a class."""
         asked = (place, unit, kind)
-        found = self._by_unit.get(asked)
-        if found is None:
-            found = self._by_unit[asked] = self._of_kind(place, unit, kind)
-        return found
+        elements = self._by_unit.get(asked)
+        if elements is None:
+            elements = self._by_unit[asked] = self._of_kind(place, unit, kind)
+        return elements
 
     def _of_kind(self, place: StagePlace, unit: int, kind: ParameterClass) -> Elements:
         """Return the same, made once for units of one kind."""
@@ -142,15 +142,15 @@ class RankElements:
         if not groups:
             stage = self._plan.pipelines[place[0]].stages[place[1]]
             return np.zeros(stage.num_chips, dtype=np.int64)
-        found = []
+        counts = []
         for group in groups:
             slicing = group.slicing
             sizes = [
                 sum(slicing.size(parameter, position) for parameter in parameters)
                 for position in range(slicing.num_positions)
             ]
-            found.append(np.tile(np.asarray(sizes, dtype=np.int64), group.copies))
-        return np.concatenate(found)
+            counts.append(np.tile(np.asarray(sizes, dtype=np.int64), group.copies))
+        return np.concatenate(counts)
 
     def _spans(
         self, place: StagePlace, bucket: Bucket, kind: ParameterClass

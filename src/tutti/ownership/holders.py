@@ -81,10 +81,10 @@ def cells(parameter: Parameter, slicings: tuple[Slicing, ...]) -> tuple[Cell, ..
     dims = range(len(parameter.shape))
     edges = [sorted({edge for *_, part in held for edge in part[d]}) for d in dims]
     index = [{edge: i for i, edge in enumerate(along)} for along in edges]
-    found: dict[tuple[int, ...], list[list[int]]] = {}
+    holders_of_cell: dict[tuple[int, ...], list[list[int]]] = {}
     for k, position, part in held:
         for cell in itertools.product(*(range(*map(index[d].get, part[d])) for d in dims)):  # type: ignore[arg-type]
-            found.setdefault(cell, [[] for _ in slicings])[k].append(position)
+            holders_of_cell.setdefault(cell, [[] for _ in slicings])[k].append(position)
     return tuple(
         Cell(
             tuple((edges[d][i], edges[d][i + 1]) for d, i in enumerate(cell)),
@@ -94,7 +94,7 @@ def cells(parameter: Parameter, slicings: tuple[Slicing, ...]) -> tuple[Cell, ..
                 for slicing, positions in zip(slicings, holders, strict=True)
             ),
         )
-        for cell, holders in sorted(found.items())
+        for cell, holders in sorted(holders_of_cell.items())
     )
 
 
@@ -130,8 +130,8 @@ class Run(NamedTuple):
     def ranks(self) -> IntArray:
         """Return all of them."""
         copies = np.arange(self.group.copies) * self.group.slicing.num_positions
-        found: IntArray = (copies[:, None] + np.asarray(self.positions) + self.group.first).ravel()
-        return found
+        ranks: IntArray = (copies[:, None] + np.asarray(self.positions) + self.group.first).ravel()
+        return ranks
 
     def find(self, rank: int) -> int | None:
         """Return which of its ranks a rank is."""

@@ -71,9 +71,9 @@ class Span:
 
     def own(self, rank: int) -> slice:
         """Return the elements that a holder keeps."""
-        found = self.members.own(rank, self.size)
-        assert found is not None, f"rank {rank} holds nothing of the span"
-        return slice(*found)
+        bounds = self.members.own(rank, self.size)
+        assert bounds is not None, f"rank {rank} holds nothing of the span"
+        return slice(*bounds)
 
     def is_held_by(self, rank: int) -> bool:
         """Tell whether a rank is a holder."""

@@ -30,7 +30,7 @@ def shared_cuts(pipelines: Sequence[Sequence[Span]], rank: int) -> dict[tuple[in
     if own is None:
         return {}
     where = [_offsets(spans) for spans in pipelines]
-    found: dict[tuple[int, ...], list[Cut]] = {}
+    cuts_of_ranks: dict[tuple[int, ...], list[Cut]] = {}
     for block in sorted(where[own], key=lambda b: (b.unit, b.name, b.intervals)):
         index, offset = where[own][block]
         mine = pipelines[own][index]
@@ -52,19 +52,19 @@ def shared_cuts(pipelines: Sequence[Sequence[Span]], rank: int) -> dict[tuple[in
             keepers = {next(r for r, (a, b) in one if a <= start and stop <= b) for one in others}
             first = start + offset - kept.start
             ranks = tuple(sorted(keepers | {rank}))
-            found.setdefault(ranks, []).append(Cut(index, first, first + stop - start))
-    return {ranks: found[ranks] for ranks in sorted(found)}
+            cuts_of_ranks.setdefault(ranks, []).append(Cut(index, first, first + stop - start))
+    return {ranks: cuts_of_ranks[ranks] for ranks in sorted(cuts_of_ranks)}
 
 
 def _offsets(spans: Iterable[Span]) -> dict[Block, tuple[int, int]]:
     """Return in which span each block lies, and from which element on."""
-    found: dict[Block, tuple[int, int]] = {}
+    offsets: dict[Block, tuple[int, int]] = {}
     for index, span in enumerate(spans):
         offset = 0
         for block in span.blocks:
-            found[block] = (index, offset)
+            offsets[block] = (index, offset)
             offset += block.size
-    return found
+    return offsets
 
 
 def _of_block(

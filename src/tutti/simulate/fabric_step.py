@@ -195,14 +195,14 @@ def _alone(
     )  # fmt: skip
 
 
-def _priced(traffic: Traffic, found: Estimate) -> float:
+def _priced(traffic: Traffic, estimate: Estimate) -> float:
     """Return what one run was priced at."""
     if traffic.inside is not None:
         return traffic.inside.priced_s
     at = traffic.first[0]
-    index = found.result.program.class_of(int(at))
-    seconds = found.priced.costs.classes[index].seconds
-    return float(seconds[at - found.result.program.offsets[index]])
+    index = estimate.result.program.class_of(int(at))
+    seconds = estimate.priced.costs.classes[index].seconds
+    return float(seconds[at - estimate.result.program.offsets[index]])
 
 
 def _load(teams: Teams, paces: Floats) -> Floats:
@@ -276,7 +276,7 @@ def _factors(plans: Sequence[tuple[Estimate, Sequence[Sent]]], wiring: Wiring) -
     all_kinds = [one for _, own in plans for one in own]
     everyone = _crowded(all_kinds, wiring)
     kept = {id(one) for one in everyone}
-    plans = [(found, [one for one in own if id(one) in kept]) for found, own in plans]
+    plans = [(plan, [one for one in own if id(one) in kept]) for plan, own in plans]
     longer, lasted = np.zeros(len(everyone)), np.zeros(len(everyone))
     sets = sorted(_sets(plans).items(), key=lambda item: (-item[1], item[0]))
     solved = 0

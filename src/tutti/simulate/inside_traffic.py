@@ -60,7 +60,7 @@ def _calls(pricer: ClassPricer, kinds: Kinds) -> dict[_Call, Integers]:
     """Return how often each kind of instruction makes each call."""
     replica, stage = pricer.replica, pricer.rank_state.stage
     used = (replica.tp > 1, replica.cp > 1, bool(stage.experts))
-    found: dict[_Call, Integers] = defaultdict(lambda: np.zeros(len(kinds.examples), np.int64))
+    counts: dict[_Call, Integers] = defaultdict(lambda: np.zeros(len(kinds.examples), np.int64))
     for place, entry in enumerate(kinds.examples):
         for unit in range(entry.start, entry.stop) if entry.op in _CALLS else ():
             priced = pricer.block_collectives(unit)
@@ -69,8 +69,8 @@ def _calls(pricer: ClassPricer, kinds: Kinds) -> dict[_Call, Integers]:
                 strict=True,
             ):  # fmt: skip
                 if part_of and count and size > 0:
-                    found[_Call(axis, size, seconds)][place] += count
-    return found
+                    counts[_Call(axis, size, seconds)][place] += count
+    return counts
 
 
 def _passes(pricer: ClassPricer, entry: Instruction, unit: int) -> tuple[int, int, int]:

@@ -259,10 +259,10 @@ class ClassPricer:
         update = self._update(entry.start, entry.stop)
         if self.shared.plan.job.optimizer != "muon":
             return Price(update)
-        found = [self._directions(unit) for unit in range(entry.start, entry.stop)]
+        prices = [self._directions(unit) for unit in range(entry.start, entry.stop)]
         return Price(
-            update + sum(price.seconds for price in found),
-            any(price.leaves_node for price in found),
+            update + sum(price.seconds for price in prices),
+            any(price.leaves_node for price in prices),
         )
 
     def _directions(self, unit: int) -> Price:
@@ -283,4 +283,4 @@ class ClassPricer:
         sums = (
             self._choose("gradients", Operation.ALL_REDUCE, matrix_bytes(p), links) for p in own
         )
-        return Price(products + sum(found.seconds for found in sums), links.nodes > 1)
+        return Price(products + sum(total.seconds for total in sums), links.nodes > 1)

@@ -56,8 +56,8 @@ def _observed(still: Still, words: Sequence[str]) -> Observed:
 
 
 def _finding(hang: Hang, ranks: Sequence[Still]) -> Finding:
-    still = next(found for found in ranks if found.rank == hang.rank)
-    others = sorted(ranks, key=lambda found: found.rank != hang.rank)
+    still = next(of_rank for of_rank in ranks if of_rank.rank == hang.rank)
+    others = sorted(ranks, key=lambda of_rank: of_rank.rank != hang.rank)
     component = _COMPONENTS[hang.reason]
     sure = hang.reason in (Reason.STOPPED, Reason.STRAY, Reason.FILE)
     known = component is not Component.UNDETERMINED

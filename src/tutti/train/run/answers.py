@@ -38,10 +38,10 @@ class AnswerSamples:
         """Return the row of a global sample."""
         if isinstance(self.order, ValidationRows) and sample >= self.order.num_rows:
             return self.order.blank
-        part, row = self.order.found(sample)
-        found = row_at(part, row, other=self.other)
+        part, row = self.order.part_and_row(sample)
+        answer = row_at(part, row, other=self.other)
         known = self.references.get((part.number, row, self.other))
-        return found if known is None else replace(found, references=tuple(known))
+        return answer if known is None else replace(answer, references=tuple(known))
 
 
 class AnswerLoss:
