@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.paged_segments import PagedSegments
-from tutti.accelerator.reference.answers import Answers
 from tutti.accelerator.reference.distilled import Told
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tutti.accelerator.gradients import WeightGradients
-from tutti.accelerator.reference.answers import Answers
 from tutti.accelerator.reference.distilled import Given, distilled_cross_entropy
 from tutti.accelerator.reference.loss import Vocabulary
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch

@@ -13,7 +13,7 @@ from pathlib import Path
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
 from tutti.diagnose.runs.clocks import on_one_clock
 from tutti.diagnose.runs.generations import diagnose_generations
-from tutti.diagnose.runs.hang import diagnose_rings
+from tutti.diagnose.runs.recorded_hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
 from tutti.diagnose.runs.still import diagnose_still
 from tutti.errors import InputError

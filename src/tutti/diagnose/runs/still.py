@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
-from tutti.diagnose.hangs import Hang, Observed, Reason, find_hang, stray_of
-from tutti.diagnose.runs.hang import step_seconds
+from tutti.diagnose.runs.live_hang import Hang, Observed, Reason, find_hang, stray_of
+from tutti.diagnose.runs.recorded_hang import step_seconds
 from tutti.observe.ring import RingReading
 from tutti.observe.still import Still
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.models.objective import Objective
 from tutti.nn.batch import Batch
 from tutti.train.data.answer_rows import AnswerRows

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti import files
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.errors import InputError
 from tutti.models.objective import Objective
 from tutti.train.checkpoint.coordinator import Coordinator
