@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 import pytest
 import torch
-import torch.distributed as dist
-from tests.dist.comm.calls import Seating, as_bytes, closed, opened
+
+from tests.dist.comm.calls import Seating, as_bytes, opened
+from tests.dist.comm.test_semantics import SQUARE, UNEVEN
 from tests.support.rank_pool import RankPool
-from tutti.comm import CommError, Communicator
 from tutti.comm.choice import Named
-from tutti.ranks.standing_processes import RankError
 
 
 def wide_sum(rank: int, seating: Seating, port: int) -> tuple[bytes, float]:
@@ -96,5 +93,3 @@ def test_rounding_between_islands(pool: RankPool, how: str, largest: float) -> N
     _, first, mean = answers[0]
     assert 0 < first < largest
     assert mean < first, "errors are fed back, so they do not pile up"
-
-

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.dist.comm.calls import Seating, as_bytes, closed, opened
+from tests.dist.comm.calls import Seating, closed, opened
 from tests.support.rank_pool import RankPool
 from tutti.comm import CommError, Communicator
 from tutti.comm.choice import Named
@@ -267,26 +267,6 @@ def test_ranks_started_differently_are_refused(pool: RankPool) -> None:
 
 
 # --- numbers -------------------------------------------------------------------------------
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 # --- native backends -----------------------------------------------------------------------
