@@ -58,7 +58,7 @@ def _be_script(
     sys.path.insert(0, str(Path(folder, arguments[0]).parent))
     status = 1
     try:
-        runpy.run_path(arguments[0], run_name="__main__")
+        runpy.run_path(str(Path(folder, arguments[0])), run_name="__main__")
         status = 0
     except SystemExit as ended:
         if isinstance(ended.code, str):

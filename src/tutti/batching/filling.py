@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tutti.batching.draft import Draft
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
 from tutti.batching.prices import Prices, StepSize
@@ -15,6 +14,7 @@ from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.slots import PREEMPTED, STAYS, Slots
 from tutti.batching.step import Beginning
+from tutti.batching.step_builder import Draft
 
 
 class Filling:
