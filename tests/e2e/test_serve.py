@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.asked import BAD, PROMPT, lines, offline
-
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from tests.support.asked import BAD, PROMPT, lines, offline  # noqa: E402
 from tests.support.peft_folders import write_adapter  # noqa: E402
 from tests.support.served import Served, write_model  # noqa: E402
 from tests.support.train_job import tutti  # noqa: E402

@@ -64,3 +64,14 @@ SMALLER = {
     "n_group": 1,
     "topk_group": 1,
 }
+EXPERT_TYPES = (
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "ernie4_5_moe",
+    "gpt_oss",
+    "dots1",
+    "olmoe",
+)

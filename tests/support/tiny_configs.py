@@ -11,6 +11,7 @@ import pytest
 from tests.support.tiny_bases import (
     BASE,
     DEEPSEEK,
+    EXPERT_TYPES,
     EXPERTS,
     GQA,
     LATENT,
@@ -375,17 +376,6 @@ TINY: dict[str, dict[str, object]] = {
 }
 
 # The first config of a type leaves out its counts of experts, which makes it large; shrink them.
-EXPERT_TYPES = (
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "ernie4_5_moe",
-    "gpt_oss",
-    "dots1",
-    "olmoe",
-)
 
 
 def tiny_config(name: str) -> dict[str, object]:
