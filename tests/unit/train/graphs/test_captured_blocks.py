@@ -78,7 +78,7 @@ def steps(engine: Engine, count: int) -> None:
 def test_the_third_step_decides(
     waits: ChipWaits, room: int | None, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LaunchWatch, "found", lambda self: waits)
+    monkeypatch.setattr(LaunchWatch, "waits", lambda self: waits)
     [(engine, said)] = engines(ALONE, "auto", room_bytes=room)
     chip, own = engine.accelerator, engine.graphs
     assert own is not None
