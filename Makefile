@@ -8,13 +8,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help quickstart test test-slow lint bench docs screenshots clean
+.PHONY: help setup quickstart test test-slow lint bench docs screenshots clean
 
 help:
 	@echo "make quickstart  set up and run the whole loop on this machine: plan, train, report"
 	@echo "make test        set up and run all tests (ROOM=plan: those of one room;"
 	@echo "                 make test-slow: the thorough ones)"
 	@echo "make lint        ruff, mypy, import direction"
+	@echo "make setup       set up what tests and lint need, in .venv"
 	@echo "make bench       the benchmarks that the figures of docs/results.md come from"
 	@echo "make docs        build the documentation into site/"
 	@echo "make screenshots run the quickstart and take the documentation's pictures of its pages"
@@ -42,6 +43,8 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[docs]'
 	@touch $@
+
+setup: $(VENV)/.dev
 
 quickstart: $(VENV)/.train
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh

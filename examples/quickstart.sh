@@ -9,7 +9,7 @@ mkdir -p "$out"
 steps=${STEPS:-20} few=${FEW:-6} budget=${BUDGET:-25s}  # less of everything, for tests
 port=${PORT:-8417}
 more="--cluster ${CLUSTER:-laptop} --set job.global_batch=${BATCH:-16}"
-job='--sequence-length 2048 --global-batch 128'
+job="--sequence-length 2048 --global-batch 128 ${SPACE:-}"
 train="tutti train $here/train/laptop.yaml --overwrite $more --set job.chip_profiles="
 short="--set validation.every=0 --set checkpoints.final=false"
 
@@ -23,7 +23,7 @@ say '4. One step of it, instruction by instruction, as a page and as a trace' \
   "tutti simulate $out/plan.json --html $out/step.html --trace $out/step.trace.json"
 say '5. A node is lost: what to run now, what must move, when it pays back' \
   "tutti plan llama-3.2-1b small-mixed --replan-from $out/plan.json --what-if '-node a100/1' \
-    -o $out/next.json | tail -n 16"
+    ${SPACE:-} -o $out/next.json | tail -n 16"
 say '6. Now for real: how fast is a core of this machine? (a chip of step 7 is a part of one)' \
   "tutti profile $here/train/small-llama --device cpu --threads 1 --budget $budget --tokens 128,512 \
     --sequence-length 128 -o $out/cpu.json | tail -n 4"

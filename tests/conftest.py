@@ -8,6 +8,7 @@ seconds down as it ends, so that a run that was cut tells them, too.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -29,6 +30,12 @@ if sys.platform == "linux":  # ranks of `tutti train` in this process: see there
     local_processes.subprocess = WarmSubprocess  # type: ignore[assignment]
 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "light"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of all later garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tutti.search import planner
 from tutti.search.answer.result import SearchResult
+from tutti.search.question.effort import Effort
 from tutti.search.question.space import Problem
 
 
@@ -21,6 +23,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from tests.support.train_job import write_job
 
     return write_job(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def short_last_mile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search with a tenth of the last mile: commands print the same of plans a little slower.
+
+    What the last per cent takes is asked in tests/unit/search.
+    """
+    monkeypatch.setattr(planner, "Effort", partial(Effort, last_mile=250_000))
 
 
 _ANSWERED: list[tuple[Problem, SearchResult]] = []

@@ -43,8 +43,9 @@ def test_quickstart(tmp_path: Path, pair: Path) -> None:
         "PORT": str(port),
         "STEPS": "3",
         "FEW": "2",
-        "BUDGET": "12s",
-        "BATCH": "8",
+        "BUDGET": "4s",
+        "BATCH": "4",
+        "SPACE": "--tp-max 1 --schedule 1f1b --shard 1",
         "CLUSTER": str(pair),
     }
     done = subprocess.run(

@@ -14,13 +14,17 @@ import pytest
 
 from tests.support.second_process import second_device
 
-BLOCKS, CAPTURED_STEPS = 2, 3
+BLOCKS, CAPTURED_STEPS = 2, 2
 PASSES = 2  # forward and backward; of several micro-batches weight passes go onto sums elsewhere
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    done = second_device("-m", "tests.support.graph_training")
+    return trained()
+
+
+def trained(*scenarios: str) -> dict[str, Any]:
+    done = second_device("-m", "tests.support.graph_training", *scenarios)
     assert done.returncode == 0, done.stderr[-3000:]
     parsed: dict[str, Any] = json.loads(done.stdout)
     return parsed
@@ -121,8 +125,18 @@ def test_a_loss_between_steps(found: dict[str, Any]) -> None:
 
 
 def test_passes_in_any_order(found: dict[str, Any]) -> None:
+    assert len(found["orders"]) == 3
+    assert_close(found["orders"])
+
+
+@pytest.mark.slow
+def test_passes_in_every_order_added_up_or_not() -> None:
+    assert_close(trained("every_order")["every_order"])
+
+
+def assert_close(orders: dict[str, Any]) -> None:
     """Norms' gradients of two micro-batches add up in another order, so a last bit may differ."""
-    for both in found["orders"].values():
+    for both in orders.values():
         assert both["on"] == pytest.approx(both["off"], rel=1e-6)
         assert all(map(math.isfinite, both["on"]))
 

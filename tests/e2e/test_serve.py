@@ -19,12 +19,12 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from tests.support.asked import BAD, PROMPT, lines, offline  # noqa: E402
 from tests.support.peft_folders import write_adapter  # noqa: E402
 from tests.support.served import Served, write_model  # noqa: E402
 from tests.support.train_job import tutti  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
 
-PROMPT = "once upon a time"
 KEY = "a-secret"
 
 
@@ -48,13 +48,6 @@ def client(server: Served) -> Any:
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
     return Engine.from_pretrained(folder, dtype="fp32", device="cpu", slots=4)
-
-
-def offline(engine: Engine, count: int, **options: Any) -> str:
-    wishes = SamplingParameters(max_tokens=count, **options)
-    text = engine.generate([PROMPT], wishes)[0].text
-    assert text is not None
-    return text
 
 
 def test_a_completion_is_the_engines(client: Any, engine: Engine) -> None:
@@ -288,35 +281,6 @@ def test_a_load_is_measured(server: Served, capsys: pytest.CaptureFixture[str]) 
     assert "does not answer" in err
 
 
-BAD: list[tuple[str, dict[str, Any] | str, int, str]] = [
-    ("completions", "{", 400, "JSON"),
-    ("completions", {"prompt": PROMPT, "temprature": 1}, 400, "did you mean 'temperature'?"),
-    ("completions", {"prompt": PROMPT, "temperature": 9}, 400, "temperature"),
-    ("completions", {"prompt": ""}, 400, "the prompt is empty"),
-    ("completions", {"prompt": []}, 400, "the prompt is empty"),
-    ("completions", {"prompt": [5, 99999]}, 400, "token 99999: the vocabulary has 0 to 511"),
-    ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "the context holds 1024"),
-    ("completions", {"prompt": PROMPT, "model": "other"}, 404, "there is 'tiny'"),
-    ("completions", {"prompt": PROMPT, "suffix": "x"}, 400, "'suffix' is not served"),
-    ("completions", {"prompt": PROMPT, "n": 1000}, 400, "n: "),
-    ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "empty text in 'stop'"),
-    ("completions", {"prompt": PROMPT, "logit_bias": {"x": 1}}, 400, "token ids"),
-    ("completions", {"prompt": PROMPT, "regex": "a("}, 400, "the grammar cannot be read"),
-    ("completions", {"prompt": PROMPT, "regex": "a", "grammar": 'start: "a"'}, 400, "one of them"),
-    ("chat/completions", {"messages": []}, 400, "messages"),
-    ("chat/completions", {"messages": [{"content": "a"}]}, 400, "'role'"),
-    (
-        "chat/completions",
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        400,
-        "reads text alone",
-    ),
-    ("embeddings", {"input": PROMPT, "dimensions": 3}, 400, "'dimensions' may be 64"),
-    ("load_lora_adapter", {"lora_name": "a", "lora_path": "/nowhere"}, 400, "/nowhere"),
-    ("unload_lora_adapter", {"lora_name": "nobody"}, 400, "nobody"),
-]
-
-
 @pytest.mark.parametrize(("route", "body", "status", "text"), BAD)
 def test_mistakes_are_said_in_one_line(
     server: Served, route: str, body: dict[str, Any] | str, status: int, text: str
@@ -343,22 +307,6 @@ def test_who_leaves_frees_what_it_had(server: Served) -> None:
     while server.metric("tutti_engine_running") or server.metric("tutti_engine_pages_used"):
         assert time.monotonic() < until, "a request without a reader goes on"
         time.sleep(0.2)
-
-
-def lines(server: Served, count: int, **wishes: Any) -> Iterator[str]:
-    """Yield the texts of a stream."""
-    body = {
-        "prompt": PROMPT,
-        "max_tokens": count,
-        "temperature": 0,
-        "stream": True,
-        "ignore_eos": True,
-        **wishes,
-    }
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as said:
-        for line in said.iter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line[6:])["choices"][0]["text"]
 
 
 def test_a_stream_outlives_its_engine(server: Served, folder: Path, engine: Engine) -> None:

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from tests.support.hf_models import saved, tiny_model  # noqa: E402
 from tests.support.tiny_configs import tiny_config  # noqa: E402
 from tutti.accelerator import open_accelerator  # noqa: E402
-from tutti.accelerator.reference.answers import Answers  # noqa: E402
+from tutti.accelerator.reference.preference_losses import Answers  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.huggingface.conversion import convert  # noqa: E402

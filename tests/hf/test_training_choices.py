@@ -13,7 +13,8 @@ transformers = pytest.importorskip("transformers")
 
 from tests.support.hf_models import tiny_model  # noqa: E402
 from tests.support.parity import hf_model, our_model  # noqa: E402
-from tests.support.tiny_configs import EXPERT_TYPES, TINY, tiny_config  # noqa: E402
+from tests.support.tiny_bases import EXPERT_TYPES  # noqa: E402
+from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
 from tutti.models import read_config  # noqa: E402
 from tutti.nn import Batch  # noqa: E402
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.support.hf_models import saved, tiny_model
 from tests.support.tiny_configs import TINY
 from tutti.accelerator import open_accelerator
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.huggingface import open_checkpoint
 from tutti.models.load import load_model
 from tutti.models.objective import Objective

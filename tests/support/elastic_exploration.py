@@ -16,15 +16,9 @@ from typing import Any
 
 import msgspec
 
-from tests.support.elastic_world import (
-    Process,
-    World,
-    check,
-    live_only,
-    moves,
-    promptly,
-    require_progress,
-)
+from tests.support.elastic_invariants import check, promptly, require_progress
+from tests.support.elastic_moves import moves
+from tests.support.elastic_world import Process, World, live_only
 from tutti.elastic.agent_state import Enter, Free, Leave
 from tutti.elastic.messages import Order, Report, Seat, Status
 

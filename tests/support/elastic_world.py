@@ -10,14 +10,11 @@ finitely many states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tutti.elastic.agent_state import AgentState, Died, Enter, Free, Leave, Said, Start
 from tutti.elastic.events import (
-    Change,
-    Drain,
     Heard,
     Phase,
     Send,
@@ -25,9 +22,8 @@ from tutti.elastic.events import (
     Settled,
     Silent,
     Unsettled,
-    WaitedEnough,
 )
-from tutti.elastic.membership import OVER, Membership
+from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Death, Order, Report, Seat, Source, Standing
 
 JOB = "job"
@@ -168,101 +164,11 @@ def _require_dead(world: World, kept: tuple[Link, ...]) -> None:
                 raise BrokenError(f"{event} counts twice")
 
 
-def _set(items: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+def replaced(items: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*items[:at], value, *items[at + 1 :])
 
 
 # --- what may happen ---------------------------------------------------------------------------
-
-
-def moves(world: World) -> Iterator[tuple[str, World]]:
-    """Yield everything that may happen next."""
-    late = replace(world, late=world.late - 1) if world.late > 0 else world
-    for host, agent in enumerate(world.agents):
-        link = world.up[host]
-        if link.newest is not None:
-            come = replace(world, up=_set(world.up, host, link.delivered()))
-            yield f"hear h{host}", heard(come, Heard(link.newest))
-        if link.before is not None and world.late:
-            yield f"hear h{host} late", heard(late, Heard(link.before))
-        link = world.down[host]
-        if agent is not None and link.newest is not None:
-            come = replace(world, down=_set(world.down, host, link.delivered()))
-            yield f"h{host} gets order {link.newest.number}", ordered(come, host, link.newest)
-        if agent is not None and link.before is not None and world.late:
-            yield f"h{host} gets order {link.before.number} late", ordered(late, host, link.before)
-        process = world.processes[host]
-        if agent is not None and process is not None:
-            yield from _of_process(world, host, process)
-    link = world.asked
-    if link.newest is not None:
-        come = replace(world, asked=link.delivered())
-        yield f"settled {link.newest.request}", heard(come, settle(link.newest))
-    if link.before is not None and world.late:
-        yield f"settled {link.before.request} late", heard(late, settle(link.before))
-    yield from faults(world)
-
-
-def _of_process(world: World, host: int, process: Process) -> Iterator[tuple[str, World]]:
-    if process.standing is Standing.STARTING:
-        ready = _news(process, standing=Standing.IDLE)
-        yield f"p{host} ready", said(world, host, ready)
-        return
-    if process.mail:
-        yield f"p{host} obeys", obeyed(world, host, process)
-    if not process.said:
-        yield f"p{host} says", said(world, host, process)
-    if process.standing is Standing.ENTERING and _all_in(world, process):
-        yield f"p{host} is in", came_in(world, host, process)
-    if process.pausing and process.standing is Standing.RUNNING and _all_running(world, process):
-        yield f"pause of {process.generation}", paused(world, process)
-    if process.standing is Standing.RUNNING and not process.made and _all_running(world, process):
-        yield f"step of {process.generation}", stepped(world, process)
-    if process.standing in (Standing.ENTERING, Standing.RUNNING) and _somebody_left(world, process):
-        yield (
-            f"p{host} loses a peer",
-            with_process(world, host, _news(process, standing=Standing.IDLE)),
-        )
-
-
-def faults(world: World) -> Iterator[tuple[str, World]]:
-    if world.members.phase is Phase.WAITING and world.members.why:
-        yield "waited", heard(world, WaitedEnough())
-    if world.faults:
-        less = replace(world, faults=world.faults - 1)
-        for host, agent in enumerate(world.agents):
-            if agent is None:
-                continue
-            process = world.processes[host]
-            if process is not None:
-                yield f"kill p{host}", killed(less, host, process)
-            known = world.members.host(f"h{host}")
-            if known is not None and not known.silent:
-                yield f"h{host} seems silent", heard(less, Silent(f"h{host}"))
-                yield f"h{host} dies", died(less, host)
-    if world.wishes:
-        less = replace(world, wishes=world.wishes - 1)
-        if world.members.phase is Phase.RUNNING:
-            yield "change", heard(less, Change("a better plan"))
-        for host, agent in enumerate(world.agents):
-            place = f"p/{host}"
-            if agent is not None and place not in world.members.drained:
-                yield f"drain h{host}", heard(less, Drain(place))
-            elif agent is not None:
-                yield f"h{host} is back", heard(less, Drain(place, back=True))
-    if world.newcomers:
-        at = len(world.agents) - world.newcomers
-        agent = AgentState.of(JOB, f"h{at}", (chip(at),), incarnation=1)
-        yield (
-            f"h{at} comes",
-            replace(
-                world,
-                agents=_set(world.agents, at, agent),
-                processes=_set(world.processes, at, Process(1)),
-                up=_set(world.up, at, Link(agent.status())),
-                newcomers=world.newcomers - 1,
-            ),
-        )
 
 
 # --- what it leads to ----------------------------------------------------------------------------
@@ -276,7 +182,7 @@ def heard(world: World, event: Any) -> World:
         match instruction:
             case Send(host, order):
                 at = int(host[1:])
-                world = replace(world, down=_set(world.down, at, world.down[at].sent(order)))
+                world = replace(world, down=replaced(world.down, at, world.down[at].sent(order)))
             case Settle():
                 check_settle(world, instruction)
                 world = replace(world, asked=world.asked.sent(instruction))
@@ -292,12 +198,16 @@ def _agent(world: World, host: int, agent: AgentState, commands: tuple[Any, ...]
     for command in commands:
         process = world.processes[host]
         if isinstance(command, Start):
-            world = replace(world, processes=_set(world.processes, host, Process(command.process)))
+            world = replace(
+                world, processes=replaced(world.processes, host, Process(command.process))
+            )
         elif isinstance(command, (Enter, Leave, Free)) and process is not None:
             mailed = process._replace(mail=(*process.mail, command))
-            world = replace(world, processes=_set(world.processes, host, mailed))
+            world = replace(world, processes=replaced(world.processes, host, mailed))
     up = world.up[host].sent(agent.status())
-    return replace(world, agents=_set(world.agents, host, agent), up=_set(world.up, host, up))
+    return replace(
+        world, agents=replaced(world.agents, host, agent), up=replaced(world.up, host, up)
+    )
 
 
 def ordered(world: World, host: int, order: Order) -> World:
@@ -329,19 +239,19 @@ def killed(world: World, host: int, process: Process) -> World:
 def died(world: World, host: int) -> World:
     world = replace(
         world,
-        agents=_set(world.agents, host, None),
-        processes=_set(world.processes, host, None),
-        down=_set(world.down, host, Link()),
-        up=_set(world.up, host, Link()),
+        agents=replaced(world.agents, host, None),
+        processes=replaced(world.processes, host, None),
+        down=replaced(world.down, host, Link()),
+        up=replaced(world.up, host, Link()),
     )
     return heard(world, Silent(f"h{host}"))
 
 
 def with_process(world: World, host: int, process: Process) -> World:
-    return replace(world, processes=_set(world.processes, host, process))
+    return replace(world, processes=replaced(world.processes, host, process))
 
 
-def _news(process: Process, **changes: Any) -> Process:
+def news(process: Process, **changes: Any) -> Process:
     return process._replace(**changes, said=False)
 
 
@@ -350,7 +260,7 @@ def obeyed(world: World, host: int, process: Process) -> World:
     process = process._replace(mail=tuple(rest))
     if isinstance(command, Free):
         if process.standing is Standing.IDLE:
-            process = _news(process, step=-1)
+            process = news(process, step=-1)
         return with_process(world, host, process)
     if isinstance(command, Leave):
         active = process.standing in (Standing.ENTERING, Standing.RUNNING)
@@ -359,7 +269,7 @@ def obeyed(world: World, host: int, process: Process) -> World:
                 process = process._replace(pausing=True)
             return with_process(world, host, process)
         if active and process.generation == command.generation:
-            process = _news(process, standing=Standing.IDLE)
+            process = news(process, standing=Standing.IDLE)
         return with_process(world, host, process)
     order: Order = command.order
     if process.standing is not Standing.IDLE or order.generation <= process.generation:
@@ -367,7 +277,7 @@ def obeyed(world: World, host: int, process: Process) -> World:
     source = order.source
     assert source is not None
     step = process.step if chip(host) in source.holders else -1
-    process = _news(
+    process = news(
         process, standing=Standing.ENTERING, generation=order.generation, seats=order.seats,
         donors=order.donors, source=source, step=step, made=False, pausing=False,
     )  # fmt: skip
@@ -381,11 +291,11 @@ def _gives(host: int, process: Process) -> bool:
 def came_in(world: World, host: int, process: Process) -> World:
     """All have met: a seat has its state, a donor has given it."""
     if not _gives(host, process):
-        return with_process(world, host, _news(process, standing=Standing.RUNNING))
+        return with_process(world, host, news(process, standing=Standing.RUNNING))
     assert process.source is not None
     if process.step != process.source.step:
         raise BrokenError(f"{chip(host)} gives step {process.step}, not {process.source.step}")
-    return with_process(world, host, _news(process, standing=Standing.IDLE, made=True))
+    return with_process(world, host, news(process, standing=Standing.IDLE, made=True))
 
 
 def paused(world: World, process: Process) -> World:
@@ -394,7 +304,7 @@ def paused(world: World, process: Process) -> World:
         at = int(seat.host[1:])
         own = world.processes[at]
         assert own is not None
-        world = with_process(world, at, _news(own, standing=Standing.IDLE, pausing=False))
+        world = with_process(world, at, news(own, standing=Standing.IDLE, pausing=False))
     return world
 
 
@@ -408,7 +318,7 @@ def _peers(
     return found
 
 
-def _all_in(world: World, process: Process) -> bool:
+def all_in(world: World, process: Process) -> bool:
     return all(
         p is not None
         and p.generation == process.generation
@@ -422,14 +332,14 @@ def _all_in(world: World, process: Process) -> bool:
     )
 
 
-def _all_running(world: World, process: Process) -> bool:
+def all_running(world: World, process: Process) -> bool:
     return all(
         p is not None and p.generation == process.generation and p.standing is Standing.RUNNING
         for p in _peers(world, process)
     )
 
 
-def _somebody_left(world: World, process: Process) -> bool:
+def somebody_left(world: World, process: Process) -> bool:
     return any(
         p is None
         or p.generation > process.generation
@@ -464,21 +374,11 @@ def stepped(world: World, process: Process) -> World:
         began = own.step if chip(at) in source.holders else source.step
         if began != source.step:
             raise BrokenError(f"{seat.chip} begins at step {began}, others at {source.step}")
-        processes = _set(processes, at, _news(own, step=source.step + 1, made=True))
+        processes = replaced(processes, at, news(own, step=source.step + 1, made=True))
     return replace(world, processes=processes)
 
 
 # --- what must always hold -----------------------------------------------------------------------
-
-
-def check(world: World) -> None:
-    members = world.members
-    for host, process in enumerate(world.processes):
-        if process is None or not process.generation:
-            continue
-        accepted = members.accepts(process.generation, chip(host), process.number)
-        if accepted and process.generation != members.generation:
-            raise BrokenError(f"what generation {process.generation} writes is accepted")
 
 
 def check_settle(world: World, question: Settle) -> None:
@@ -491,72 +391,3 @@ def check_settle(world: World, question: Settle) -> None:
             raise BrokenError(f"{report.chip} said step {report.step} and has {process.step}")
         if process.standing is Standing.RUNNING:
             raise BrokenError(f"{report.chip} still runs while the next generation is settled")
-
-
-def require_progress(world: World, most: int = 120) -> None:
-    """Let everything be delivered, in turn, without another fault: it must run, or give up."""
-    for turn in range(most):
-        members = world.members
-        if members.phase in OVER:
-            return
-        live = [
-            process
-            for host, process in enumerate(world.processes)
-            if process is not None
-            and process.generation == members.generation
-            and any(seat.chip == chip(host) for seat in members.seats)  # not who only gave
-        ]
-        made = all(p.standing is Standing.RUNNING and p.made for p in live)
-        if members.phase is Phase.RUNNING and live and made and _all_running(world, live[0]):
-            return
-        world = _turn(world, turn)
-    raise BrokenError(f"it stays {world.members.phase} ({world.members.why})")
-
-
-def _turn(world: World, turn: int) -> World:
-    """Deliver the newest of everything, and a heartbeat of every agent."""
-    for host in range(len(world.agents)):
-        agent, process = world.agents[host], world.processes[host]
-        if agent is None or process is None:
-            continue
-        for _ in range(8):
-            moved = [w for name, w in _of_process(world, host, world.processes[host])]  # type: ignore[arg-type]
-            if not moved or moved[0] == world:
-                break
-            world = moved[0]
-        agent = world.agents[host]
-        assert agent is not None
-        agent = agent.refreshed()
-        world = replace(world, agents=_set(world.agents, host, agent))
-        world = heard(world, Heard(agent.status()))
-        newest = world.down[host].newest
-        if newest is not None:
-            come = replace(world, down=_set(world.down, host, world.down[host].delivered()))
-            world = ordered(come, host, newest)
-    if world.asked.newest is not None:
-        come = replace(world, asked=world.asked.delivered())
-        world = heard(come, settle(world.asked.newest))
-    if world.members.phase is Phase.WAITING and turn > 20:
-        world = heard(world, WaitedEnough())
-    return world
-
-
-def promptly(world: World) -> World:
-    """Let processes and their agents, who share a host, finish what they have to say."""
-    while True:
-        for host, process in enumerate(world.processes):
-            if process is None or world.agents[host] is None:
-                continue
-            if process.standing is Standing.STARTING:
-                world = said(world, host, _news(process, standing=Standing.IDLE))
-            elif process.mail:
-                world = obeyed(world, host, process)
-            elif not process.said:
-                world = said(world, host, process)
-            elif process.standing is Standing.ENTERING and _all_in(world, process):
-                world = came_in(world, host, process)
-            else:
-                continue
-            break
-        else:
-            return world

@@ -168,16 +168,17 @@ class _EnoughError(Exception):
 
 
 @functools.cache
-def drawn_plans(count: int, most_ranks: int) -> tuple[Plan, ...]:
+def drawn_plans(count: int, most_ranks: int, *, examples: int | None = None) -> tuple[Plan, ...]:
     """Return so many different plans of two ranks or more, the same each time.
 
-    Should something be left out by them, further ones that make use of it follow.
+    Should something be left out by them, further ones that make use of it follow; what is rare
+    takes hundreds of `examples`, of which thirty take a second.
     """
     found: dict[str, Plan] = {}
     missing = set(EVERYTHING)
 
     @settings(
-        max_examples=40 * count,
+        max_examples=examples or 40 * count,
         phases=[Phase.generate],
         derandomize=True,
         database=None,

@@ -19,7 +19,7 @@ from tests.support.training import (
     settings,
 )
 from tutti.accelerator import open_accelerator
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.models.objective import Objective
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import NO_TARGET, Batch

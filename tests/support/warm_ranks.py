@@ -20,10 +20,9 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("tutti.train.run.rank", "tests.support.faulty_rank")
@@ -166,12 +165,13 @@ def _reap(waiting: dict[int, int]) -> None:
             os.close(told)
 
 
-def _be(asked: dict[str, Any], descriptors: list[int]) -> None:
+def _be(asked: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Run a module as `__main__` until it ends; never returns."""
     import torch
 
-    status = 1
-    try:
+    from tutti.elastic.fork_server import run_and_exit
+
+    def module() -> int:
         os.setsid()
         high = [os.dup2(own, _ABOVE + i) for i, own in enumerate(descriptors)]
         for own in descriptors:
@@ -188,16 +188,9 @@ def _be(asked: dict[str, Any], descriptors: list[int]) -> None:
         sys.argv = [asked["module"], *asked["arguments"]]
         sys.modules.pop(asked["module"])  # `python -m` runs a module that nobody imported
         runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
-        status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+        return 0
+
+    run_and_exit(module)
 
 
 if __name__ == "__main__":

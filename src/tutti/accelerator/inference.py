@@ -58,12 +58,12 @@ class Inference(Narrowing):
 
         An implementation that the user named stays the only one.
         """
-        found = copy.copy(self)
-        found._candidates = {
+        serving = copy.copy(self)
+        serving._candidates = {
             name: own if name in self.forced else list(implementations(name, self.device_type))
             for name, own in self._candidates.items()
         }
-        return found
+        return serving
 
     def prepare(self, weight: Tensor | QuantisedWeight, *, halves: bool = False) -> None:
         """Lay out a weight that will not change any more, for products of few rows.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tutti.batching.draft import Draft
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
 from tutti.batching.prices import Prices, StepSize
@@ -15,6 +14,7 @@ from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.slots import PREEMPTED, STAYS, Slots
 from tutti.batching.step import Beginning
+from tutti.batching.step_builder import Draft
 
 
 class Filling:
@@ -63,10 +63,10 @@ class Filling:
         """Tell whose keys are no longer those of a sequence of its length."""
         columns, settings = self._slots, self._settings
         assert settings.stretch is not None
-        found: np.ndarray = (columns.base <= settings.stretch) & (
+        stretched: np.ndarray = (columns.base <= settings.stretch) & (
             np.minimum(columns.length, columns.goal) > settings.stretch
         )
-        return found
+        return stretched
 
     def _start_anew(self) -> None:
         """Let sequences that outgrew their keys be computed from their beginning."""
@@ -117,8 +117,8 @@ class Filling:
         at = columns.computed[slots] // self._settings.page_size
         fresh = at >= columns.num_pages[slots]
         shared = self._pool.users[columns.table[slots, np.where(fresh, 0, at)]] > 1
-        found: np.ndarray = fresh | shared
-        return found
+        needs_page: np.ndarray = fresh | shared
+        return needs_page
 
     def _own_page(self, draft: Draft, slot: int, index: int) -> None:
         """Copy a page that others use too; the last of them keeps it."""
@@ -142,8 +142,8 @@ class Filling:
         slots = columns.by_order(slots)
         needs = self._needs_page(slots)
         going = ~needs | (np.cumsum(needs) <= self._pool.available)
-        found: np.ndarray = slots[going]
-        return found
+        going_slots: np.ndarray = slots[going]
+        return going_slots
 
     def _coming(self) -> int:
         """Return how many pages come back with the steps under way."""

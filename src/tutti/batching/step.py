@@ -58,6 +58,6 @@ class Step:
             "slots", "sequences", "queries", "starts", "bases", "tokens", "tables",
             "sample_rows", "sample_offsets", "sample_slots", "copies",
         )  # fmt: skip
-        found: dict[str, Any] = {name: getattr(self, name).tolist() for name in columns}
+        values: dict[str, Any] = {name: getattr(self, name).tolist() for name in columns}
         begins = [(b.slot, b.sequence.id, b.fork_of) for b in self.begins]
-        return {"number": self.number, **found, "begins": begins}
+        return {"number": self.number, **values, "begins": begins}

@@ -22,8 +22,8 @@ from tutti.comm.communicator import Communicator
 from tutti.comm.edge_rates import link_name
 from tutti.comm.native import ALL_GATHER, REDUCE_SCATTER
 from tutti.cost.network.group_links import GroupLinks
+from tutti.cost.network.program_choice import CHUNKS, Efficiency, program_seconds
 from tutti.cost.network.program_rates import lower_bound_seconds
-from tutti.cost.network.programs import CHUNKS, Efficiency, program_seconds
 from tutti.cost.network.tuned_programs import group_shape
 from tutti.errors import InputError, hint
 from tutti.hardware.profile import CollectiveTime, LinkFigure

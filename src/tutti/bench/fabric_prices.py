@@ -125,7 +125,7 @@ def price_rows(
 def _row(
     case: _Case, links: GroupLinks, wiring: Wiring, operation: Operation, size: float
 ) -> PriceRow:
-    from tutti.cost.network.programs import Efficiency, choose_program
+    from tutti.cost.network.program_choice import Efficiency, choose_program
 
     efficiency = Efficiency()
     choice = choose_program(operation, size, links, efficiency)
@@ -150,7 +150,7 @@ def _replayed(
     from dataclasses import replace
 
     from tutti.collective import build
-    from tutti.cost.network.programs import Efficiency
+    from tutti.cost.network.program_choice import Efficiency
     from tutti.fabric.replay import replay
 
     efficiency = Efficiency()

@@ -106,13 +106,13 @@ async def _one(url: str, model: str, asked: Asked, key: str) -> Timed:
             ssl=secure or None,
         )
     except OSError as error:
-        stream.found.error = f"{type(error).__name__}: {error}"
-        return stream.found
+        stream.timed.error = f"{type(error).__name__}: {error}"
+        return stream.timed
     try:
         await stream.ended
     finally:
         transport.close()
-    return stream.found
+    return stream.timed
 
 
 def _post(place: SplitResult, body: bytes, key: str) -> bytes:
@@ -141,7 +141,7 @@ class _Stream(asyncio.Protocol):
         self._parser = library("httptools", "bench serve URL").HttpResponseParser(self)
         self._began = time.perf_counter()
         self._now = 0.0
-        self.found = Timed()
+        self.timed = Timed()
         self.ended = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -165,7 +165,7 @@ class _Stream(asyncio.Protocol):
             return
         for event in events:
             if event.startswith(b"data: {"):
-                _take(self.found, json.loads(event[6:]), self._now)
+                _take(self.timed, json.loads(event[6:]), self._now)
 
     def on_message_complete(self) -> None:
         """End with the response."""
@@ -180,8 +180,8 @@ class _Stream(asyncio.Protocol):
     def _end(self, error: str) -> None:
         if self.ended.done():
             return
-        self.found.error = self.found.error or error
-        self.found.whole_s = self._now
+        self.timed.error = self.timed.error or error
+        self.timed.whole_s = self._now
         self.ended.set_result(None)
 
 

@@ -12,7 +12,7 @@ from tutti.units import many
 
 if TYPE_CHECKING:
     from tutti.cost.network.group_links import GroupLinks
-    from tutti.cost.network.programs import Choice
+    from tutti.cost.network.program_choice import Choice
 
 app = typer.Typer(help="Collectives across unlike chips.", no_args_is_help=True)
 
@@ -58,7 +58,7 @@ def explain(
     from tutti.cli.comm_plan import explain_plan, is_plan
     from tutti.collective import Operation
     from tutti.cost.network.group_links import group_links
-    from tutti.cost.network.programs import Efficiency, choose_program
+    from tutti.cost.network.program_choice import Efficiency, choose_program
     from tutti.cost.network.tuned_programs import Tuned
     from tutti.errors import InputError, hint
     from tutti.hardware.cluster import Cluster

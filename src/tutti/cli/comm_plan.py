@@ -71,7 +71,7 @@ def _alike(asked: tuple[Asked, ...]) -> list[list[Asked]]:
 
 def _row(plan: Plan, same: list[Asked]) -> dict[str, Any]:
     """Return one line: the largest of alike collectives stands for all."""
-    from tutti.cost.network.programs import choose_program
+    from tutti.cost.network.program_choice import choose_program
     from tutti.cost.network.recorded_programs import Recorded
 
     one, kind = same[-1], same[-1].kind

@@ -69,7 +69,7 @@ def check(program: CollectiveProgram) -> None:
             _check_transfer(program, index, at, transfer)
     atoms = Atoms(
         num_sections(program),
-        (piece for found in expanded for one in found for t in one for piece in t.part),
+        (piece for moves in expanded for one in moves for t in one for piece in t.part),
     )
     race = find_race(program, atoms)
     if race is not None:
@@ -170,11 +170,11 @@ class _Run:
 
     def _expected(self) -> dict[int, int]:
         """Return, for each atom, the set of seats whose data its result is the sum of."""
-        found: dict[int, int] = {}
+        contributors: dict[int, int] = {}
         for seat, held in enumerate(self._held):
             for atom in held:
-                found[atom] = found.get(atom, 0) | 1 << seat
-        return found
+                contributors[atom] = contributors.get(atom, 0) | 1 << seat
+        return contributors
 
     def _round(self, where: str, one: Round) -> None:
         messages = [(transfer, self._read(where, transfer)) for transfer in one]

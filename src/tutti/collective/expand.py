@@ -95,17 +95,17 @@ def _local(one: Round, seat: int) -> LocalRound:
 def _team_seat(step: Step, team: Team, seat: int, group_size: int) -> list[LocalRound]:
     schedule = SCHEDULES[step.action, step.pattern]
     size, position = len(team.members), team.members.index(seat)
-    found = []
+    local_rounds = []
     for at in range(schedule.rounds(size)):
         sends = schedule.sends(size, at, position)
         receives = schedule.receives(size, at, position)
-        found.append(
+        local_rounds.append(
             LocalRound(
                 tuple(_transfer(team, move, group_size) for move in sends),
                 tuple(_transfer(team, move, group_size) for move in receives),
             )
         )
-    return found
+    return local_rounds
 
 
 def in_chunk(part: Part, chunk: int, chunks: int) -> Part:

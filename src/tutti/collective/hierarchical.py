@@ -89,15 +89,15 @@ def _sharded_teams(request: Request, toward: str) -> tuple[list[Team], list[Team
     nothing has to be handed over; otherwise each column takes its interval of every section.
     """
     group = request.group
-    found = columns(group)
+    rails = columns(group)
     if group.is_regular:
-        pieces = Pieces(tuple(tuple(map(Slice, runs(column.owners))) for column in found))
+        pieces = Pieces(tuple(tuple(map(Slice, runs(column.owners))) for column in rails))
         inner = _island_teams(request, lambda _: pieces)
-        return inner, [Team(column.owners, Owned()) for column in found], []
+        return inner, [Team(column.owners, Owned()) for column in rails], []
     seats = [group.seats(i) for i in range(len(group.islands))]
     outer = [
         Team(column.owners, Pieces(tuple((column.of(sections),) for sections in seats)))
-        for column in found
+        for column in rails
     ]
     handover = _island_teams(
         request,

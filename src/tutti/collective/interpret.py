@@ -93,14 +93,14 @@ class _Memory:
 
     def output(self, seat: int) -> Array:
         """Return a seat's output buffer."""
-        found = [self._values[seat, :0]]
+        sections = [self._values[seat, :0]]
         for section in held_after(self._program, seat):
             places = self._places(section, 0, self._layout.count(section))
             if not self._held[seat, places].all():
                 rank = self._program.group.ranks[seat]
                 raise ProgramError(Reason.RESULT, f"rank {rank} never gets section {section}")
-            found.append(self._values[seat, places])
-        return np.concatenate(found)
+            sections.append(self._values[seat, places])
+        return np.concatenate(sections)
 
     def _slices(self, part: Part, chunk: int) -> Iterator[slice]:
         for piece in in_chunk(part, chunk, self._program.chunks):
@@ -123,10 +123,10 @@ class _Memory:
                 self._held[transfer.target, places] = True
 
     def _read(self, transfer: Transfer, chunk: int) -> list[tuple[slice, Array]]:
-        found = []
+        payload = []
         for places in self._slices(transfer.part, chunk):
             if not self._held[transfer.source, places].all():
                 rank = self._program.group.ranks[transfer.source]
                 raise ProgramError(Reason.MISSING, f"rank {rank} sends what it does not hold")
-            found.append((places, self._values[transfer.source, places].copy()))
-        return found
+            payload.append((places, self._values[transfer.source, places].copy()))
+        return payload

@@ -128,12 +128,12 @@ def _by_seat(program: CollectiveProgram, counts: tuple[int, ...]) -> tuple[int, 
     if isinstance(order, range) or program.operation is Operation.SEND_RECEIVE:
         return counts
     size = len(order)
-    found = [0] * len(counts)
+    by_seat = [0] * len(counts)
     if program.operation is not Operation.ALL_TO_ALL:
         for count, seat in zip(counts, order, strict=True):
-            found[seat] = count
-        return tuple(found)
+            by_seat[seat] = count
+        return tuple(by_seat)
     for at, source in enumerate(order):
         for to, target in enumerate(order):
-            found[source * size + target] = counts[at * size + to]
-    return tuple(found)
+            by_seat[source * size + target] = counts[at * size + to]
+    return tuple(by_seat)

@@ -206,17 +206,17 @@ def _edge_sums(group: Group, members: Sequence[int], values: list[int]) -> dict[
     island_sum = _sums(islands, values)
     rail_sum = _sums(rails, values)
     both_sum = _sums(list(zip(islands, rails, strict=True)), values)
-    found: dict[Edge, list[int]] = {edge: [] for edge in Edge}
+    sums: dict[Edge, list[int]] = {edge: [] for edge in Edge}
     for i, (island, rail) in enumerate(zip(islands, rails, strict=True)):
         on_rail = rail_sum[rail] - both_sum[island, rail]
-        found[Edge.ISLAND].append(island_sum[island] - values[i])
-        found[Edge.RAIL].append(on_rail)
-        found[Edge.CROSS].append(total - island_sum[island] - on_rail)
-    return found
+        sums[Edge.ISLAND].append(island_sum[island] - values[i])
+        sums[Edge.RAIL].append(on_rail)
+        sums[Edge.CROSS].append(total - island_sum[island] - on_rail)
+    return sums
 
 
 def _sums(keys: Sequence[K], values: list[int]) -> dict[K, int]:
-    found: dict[K, int] = defaultdict(int)
+    sums: dict[K, int] = defaultdict(int)
     for key, value in zip(keys, values, strict=True):
-        found[key] += value
-    return found
+        sums[key] += value
+    return sums

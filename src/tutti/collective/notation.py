@@ -24,7 +24,7 @@ def runs(numbers: Sequence[int]) -> tuple[range, ...]:
     """Return the numbers, in their order, as few arithmetic runs."""
     if isinstance(numbers, range) and numbers:
         return (numbers,)
-    found: list[range] = []
+    ranges: list[range] = []
     at = 0
     while at < len(numbers):
         end = _run_end(numbers, at)
@@ -32,9 +32,9 @@ def runs(numbers: Sequence[int]) -> tuple[range, ...]:
         if step == 0 or (end - at == 2 and step != 1):
             end, step = at + 1, 1
         first, last = numbers[at], numbers[end - 1]
-        found.append(range(first, last + (1 if step > 0 else -1), step))
+        ranges.append(range(first, last + (1 if step > 0 else -1), step))
         at = end
-    return tuple(found)
+    return tuple(ranges)
 
 
 def _run_end(numbers: Sequence[int], at: int) -> int:
@@ -83,12 +83,12 @@ def read_numbers(value: object, place: Place) -> tuple[int, ...]:
         raise place.value_error(f"is {shown(value)}; expected numbers such as '0-7' or '0-56:8'")
     if not value:
         return ()
-    found: list[int] = []
+    numbers: list[int] = []
     for text in value.split(","):
-        found.extend(read_run(text, place))
-        if len(found) > _MOST_NUMBERS:
+        numbers.extend(read_run(text, place))
+        if len(numbers) > _MOST_NUMBERS:
             raise place.value_error(f"lists more than {_MOST_NUMBERS} numbers")
-    return tuple(found)
+    return tuple(numbers)
 
 
 def read_fraction(text: str, place: Place) -> Fraction:

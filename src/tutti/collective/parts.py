@@ -179,10 +179,10 @@ _KEYS = ("cut", "owned", "pieces", "reshard", "blocks")
 
 def read_parts(fields: dict[str, object], place: Place) -> Parts:
     """Build a rule from the keys that `write_parts` wrote; they are taken out of `fields`."""
-    found = [key for key in _KEYS if key in fields]
-    if len(found) != 1:
-        raise place.error(f"needs exactly one of {', '.join(_KEYS)}; found {len(found)}")
-    key = found[0]
+    keys = [key for key in _KEYS if key in fields]
+    if len(keys) != 1:
+        raise place.error(f"needs exactly one of {', '.join(_KEYS)}; found {len(keys)}")
+    key = keys[0]
     value = fields.pop(key)
     weights: tuple[int, ...] = ()
     if key in ("cut", "reshard") and "weights" in fields:

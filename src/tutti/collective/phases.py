@@ -62,13 +62,13 @@ def _phase(rounds: int, transfers: list[tuple[int, int, int, int]]) -> Phase:
 
 
 def _joined(together: tuple[Phase | None, ...]) -> Phase:
-    found = [(number, one) for number, one in enumerate(together) if one is not None]
+    present = [(number, one) for number, one in enumerate(together) if one is not None]
     return Phase(
-        max(one.rounds for _, one in found),
-        np.concatenate([one.sources for _, one in found]),
-        np.concatenate([one.targets for _, one in found]),
-        np.concatenate([one.elements for _, one in found]),
-        np.concatenate([np.full(len(one.sources), number) for number, one in found]),
+        max(one.rounds for _, one in present),
+        np.concatenate([one.sources for _, one in present]),
+        np.concatenate([one.targets for _, one in present]),
+        np.concatenate([one.elements for _, one in present]),
+        np.concatenate([np.full(len(one.sources), number) for number, one in present]),
     )
 
 
@@ -100,12 +100,12 @@ def _team_phases(
     if (gathers or scatters) and step.pattern is Pattern.RING:
         following, total = np.roll(members, -1), int(own.sum())
         left = total - np.roll(own, -1)
-        found = [_of(size - 1, following, members, left)] if scatters else []
-        return found + ([_of(size - 1, members, following, left)] if gathers else [])
+        team_phases = [_of(size - 1, following, members, left)] if scatters else []
+        return team_phases + ([_of(size - 1, members, following, left)] if gathers else [])
     if (gathers or scatters) and step.pattern in (Pattern.DIRECT, Pattern.NATIVE):
         a, b = np.repeat(members, size), np.tile(members, size)
-        found = [_of(size - 1, a, b, np.tile(own, size))] if scatters else []
-        return found + ([_of(size - 1, a, b, np.repeat(own, size))] if gathers else [])
+        team_phases = [_of(size - 1, a, b, np.tile(own, size))] if scatters else []
+        return team_phases + ([_of(size - 1, a, b, np.repeat(own, size))] if gathers else [])
     return _moves(step, team.members, sizes)
 
 

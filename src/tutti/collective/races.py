@@ -31,8 +31,8 @@ def find_race(program: CollectiveProgram, atoms: Atoms) -> str | None:
             name = atoms.name(clash[1])
             return f"step {step}, round {at}: rank {rank} has {name} overwritten while in use"
     ancestors = _ancestors(program)
-    for (seat, atom), found in uses.items():
-        pair = _conflict(found, ancestors)
+    for (seat, atom), seat_uses in uses.items():
+        pair = _conflict(seat_uses, ancestors)
         if pair is not None:
             rank, name = program.group.ranks[seat], atoms.name(atom)
             if pair[0].step == pair[1].step:
@@ -43,16 +43,16 @@ def find_race(program: CollectiveProgram, atoms: Atoms) -> str | None:
 
 
 def _all_rounds(program: CollectiveProgram) -> list[tuple[int, int, int, Round]]:
-    found = []
+    rounds_of_steps = []
     size = program.group.size
     for index, step in enumerate(program.steps):
         if step.action is Action.EXCHANGE:
-            found += [(index, 0, at, one) for at, one in enumerate(step.rounds)]
+            rounds_of_steps += [(index, 0, at, one) for at, one in enumerate(step.rounds)]
             continue
         for number, team in enumerate(step.teams):
             rounds = enumerate(team_rounds(step, team, size))
-            found += [(index, number, at, one) for at, one in rounds]
-    return found
+            rounds_of_steps += [(index, number, at, one) for at, one in rounds]
+    return rounds_of_steps
 
 
 def _record(
@@ -79,16 +79,16 @@ def _record(
 
 def _ancestors(program: CollectiveProgram) -> list[set[int]]:
     """Return, for each step, all steps that it waits for, directly or not."""
-    found: list[set[int]] = []
+    ancestors: list[set[int]] = []
     for step in program.steps:
-        found.append(set(step.after).union(*(found[earlier] for earlier in step.after)))
-    return found
+        ancestors.append(set(step.after).union(*(ancestors[earlier] for earlier in step.after)))
+    return ancestors
 
 
-def _conflict(found: set[_Use], ancestors: list[set[int]]) -> tuple[_Use, _Use] | None:
-    writes = [use for use in found if use.writes]
+def _conflict(seat_uses: set[_Use], ancestors: list[set[int]]) -> tuple[_Use, _Use] | None:
+    writes = [use for use in seat_uses if use.writes]
     for one in sorted(writes):
-        for other in sorted(found):
+        for other in sorted(seat_uses):
             together = (one.step, one.team) == (other.step, other.team)
             ordered = one.step in ancestors[other.step] or other.step in ancestors[one.step]
             if not together and not ordered:

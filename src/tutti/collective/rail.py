@@ -18,10 +18,10 @@ Lane = tuple[int, int]  # a rail, and which of an island's ranks on it
 
 
 def _on_rails(island: Island) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
+    positions: dict[int, list[int]] = defaultdict(list)
     for position in range(island.size):
-        found[island.rail(position)].append(position)
-    return dict(found)
+        positions[island.rail(position)].append(position)
+    return dict(positions)
 
 
 def _lanes(group: Group) -> list[Lane]:
@@ -83,7 +83,7 @@ def _inner_targets(
     island: Island, stops: list[tuple[int, bool]], ends: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
     """Return, for each position, the seats whose data it forwards or keeps."""
-    found: list[list[int]] = [[] for _ in range(island.size)]
+    seats: list[list[int]] = [[] for _ in range(island.size)]
     for (position, _), targets in zip(stops, ends, strict=True):
-        found[position].extend(targets)
-    return tuple(tuple(sorted(targets)) for targets in found)
+        seats[position].extend(targets)
+    return tuple(tuple(sorted(targets)) for targets in seats)

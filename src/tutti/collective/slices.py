@@ -89,17 +89,17 @@ def section(index: int) -> Slice:
 
 def join(slices: Iterable[Slice]) -> Part:
     """Return the slices with neighbours made one."""
-    found: list[Slice] = []
+    joined: list[Slice] = []
     for piece in slices:
-        if found and found[-1].sections == piece.sections and found[-1].stop == piece.start:
-            found[-1] = Slice(piece.sections, found[-1].start, piece.stop)
-        elif found and _follows(found[-1], piece):
-            last = found[-1]
+        if joined and joined[-1].sections == piece.sections and joined[-1].stop == piece.start:
+            joined[-1] = Slice(piece.sections, joined[-1].start, piece.stop)
+        elif joined and _follows(joined[-1], piece):
+            last = joined[-1]
             sections = range(last.sections.start, piece.sections.stop)
-            found[-1] = Slice(sections, last.start, last.stop)
+            joined[-1] = Slice(sections, last.start, last.stop)
         else:
-            found.append(piece)
-    return tuple(found)
+            joined.append(piece)
+    return tuple(joined)
 
 
 def _follows(one: Slice, other: Slice) -> bool:

@@ -17,7 +17,7 @@ class Atoms:
         for piece in slices:
             for section in piece.sections:
                 points[section] |= {piece.start, piece.stop}
-        self._points = [sorted(found) for found in points]
+        self._points = [sorted(cut_points) for cut_points in points]
         self._firsts = [0]
         for cuts in self._points:
             self._firsts.append(self._firsts[-1] + len(cuts) - 1)
@@ -28,12 +28,12 @@ class Atoms:
 
     def of(self, piece: Slice) -> list[int]:
         """Return the atoms of a slice."""
-        found: list[int] = []
+        atoms: list[int] = []
         for section in piece.sections:
             cuts, first = self._points[section], self._firsts[section]
             start, stop = bisect_left(cuts, piece.start), bisect_left(cuts, piece.stop)
-            found.extend(range(first + start, first + stop))
-        return found
+            atoms.extend(range(first + start, first + stop))
+        return atoms
 
     def name(self, atom: int) -> str:
         """Return an atom as a person reads it."""

@@ -41,13 +41,13 @@ class Traffic:
 
     def by_edge(self) -> dict[Edge, int]:
         """Return the elements on each kind of edge."""
-        found = dict.fromkeys(Edge, 0)
+        elements_of_edge = dict.fromkeys(Edge, 0)
         for pair, elements in self.pairs.items():
-            found[self.edge(*pair)] += elements
-        return found
+            elements_of_edge[self.edge(*pair)] += elements
+        return elements_of_edge
 
     @property
     def between_islands(self) -> int:
         """Return the elements that left an island."""
-        found = self.by_edge()
-        return found[Edge.RAIL] + found[Edge.CROSS]
+        elements = self.by_edge()
+        return elements[Edge.RAIL] + elements[Edge.CROSS]

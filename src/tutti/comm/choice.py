@@ -15,7 +15,7 @@ from typing import Literal
 from tutti.collective import CollectiveProgram, Group, Operation, algorithms, build
 from tutti.collective.builder import unmet_need
 from tutti.cost.network.group_links import GroupLinks
-from tutti.cost.network.programs import Choice, Efficiency, choose_program
+from tutti.cost.network.program_choice import Choice, Efficiency, choose_program
 from tutti.cost.network.tuned_programs import Tuned
 from tutti.errors import InputError, hint
 from tutti.plan.collectives import ALGORITHMS

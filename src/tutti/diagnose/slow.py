@@ -75,8 +75,8 @@ class SlowRanks:
             ratio / statistics.median(rank.past)
             for rank, ratio in zip(self._ranks, ratios, strict=True)
         ]
-        found = (self._look(index, number, own) for index in range(len(own)))
-        return [verdict for verdict in found if verdict is not None]
+        verdicts = (self._look(index, number, own) for index in range(len(own)))
+        return [verdict for verdict in verdicts if verdict is not None]
 
     def _look(self, index: int, number: int, own: Sequence[float]) -> Verdict | None:
         rank = self._ranks[index]

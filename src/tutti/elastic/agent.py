@@ -127,24 +127,24 @@ class Agent:
             for rank in self._ranks.values():
                 self._tell(rank, {"stop": request.signal})
             return
-        found = self._ranks.get(request.chip)
-        if found is None or found.process != request.process or not found.pid or found.words:
+        child = self._ranks.get(request.chip)
+        if child is None or child.process != request.process or not child.pid or child.words:
             return
-        found.words = request.why
+        child.words = request.why
         with contextlib.suppress(ProcessLookupError):
             # its stack goes to its log first, if it can be had
-            os.kill(found.pid, signal.SIGUSR2)
+            os.kill(child.pid, signal.SIGUSR2)
             time.sleep(STACK_S)
-            os.kill(found.pid, signal.SIGKILL)
+            os.kill(child.pid, signal.SIGKILL)
 
     def pulses(self) -> dict[str, Reading]:
         """Return what every rank of this host is doing."""
-        found: dict[str, Reading] = {}
+        readings: dict[str, Reading] = {}
         for chip, rank in list(self._ranks.items()):
             reading = rank.reading(self._pulse_path(chip, rank.process))
             if reading is not None:
-                found[chip] = reading
-        return found
+                readings[chip] = reading
+        return readings
 
     def close(self) -> None:
         """End all processes and the thread."""
@@ -258,11 +258,11 @@ class Agent:
     def _tell_pulses(self) -> None:
         """Say what the ranks do, if none of them has moved for a while."""
         active = {r.chip for r in self.state.reports if r.standing in _IN_GENERATION}
-        readings = {chip: found for chip, found in self.pulses().items() if chip in active}
-        found, own = still_pulses(readings, QUIET_S), self.settings
-        self._still.take(found, self.state.order)
-        if found:
-            self._link.pulses(Pulses(job=own.job, host=own.host, pulses=found))
+        readings = {chip: still for chip, still in self.pulses().items() if chip in active}
+        still, own = still_pulses(readings, QUIET_S), self.settings
+        self._still.take(still, self.state.order)
+        if still:
+            self._link.pulses(Pulses(job=own.job, host=own.host, pulses=still))
 
     def _after(self, event: Order | Said | Died) -> None:
         before = self.state
@@ -363,20 +363,20 @@ class Agent:
         self._after(Died(rank.chip, death))
 
     def _look_for_copies(self, chip: str) -> None:
-        known, found = self.state.report(chip), copy_steps(self.settings.memory, chip)
-        if known.copy_steps != found:
-            self._after(Said(msgspec.structs.replace(known, copy_steps=found)))
+        known, steps = self.state.report(chip), copy_steps(self.settings.memory, chip)
+        if known.copy_steps != steps:
+            self._after(Said(msgspec.structs.replace(known, copy_steps=steps)))
 
     def _read(self, rank: RankProcess) -> None:
         try:
-            found = os.read(rank.events, 1 << 20)
+            data = os.read(rank.events, 1 << 20)
         except (BlockingIOError, OSError):
             return
-        if not found:
+        if not data:
             os.close(rank.events)
             rank.events = -1
             return
-        *lines, rank.unread = (rank.unread + found).split(b"\n")
+        *lines, rank.unread = (rank.unread + data).split(b"\n")
         for line in lines:
             self._said(rank, json.loads(line))
 

@@ -174,7 +174,7 @@ class AgentState:
             return self, ()
         if order.kind == "stop":
             return self, (End(order.why),)
-        state, found = self, list[Command]()
+        state, commands = self, list[Command]()
         everybody = (*order.seats, *order.donors)
         seats = {seat.chip: seat for seat in everybody if seat.host == self.host}
         for report in self.reports:
@@ -188,18 +188,18 @@ class AgentState:
                 entry = (report.chip, report.generation, order.gentle)
                 if entry not in state.leaving:
                     state = replace(state, leaving=(*state.leaving, entry))
-                    found.append(Leave(report.chip, report.generation, order.why, order.gentle))
+                    commands.append(Leave(report.chip, report.generation, order.why, order.gentle))
             elif seat is None and order.kind == "enter" and _is_full(report):
-                found.append(Free(report.chip))
+                commands.append(Free(report.chip))
             elif seat is not None and fits and _may_enter(report, order):
-                found.append(Enter(report.chip, seat, order))
+                commands.append(Enter(report.chip, seat, order))
                 # known before the process says so: from now on it may be in
                 state = state._with(
                     msgspec.structs.replace(
                         report, standing=Standing.ENTERING, generation=order.generation
                     )
                 )
-        return state, tuple(found)
+        return state, tuple(commands)
 
 
 def _is_full(report: Report) -> bool:

@@ -147,9 +147,9 @@ class Controller:
         if at > self._give_up_at:
             self._give_up_at = float("inf")
             self._after(WaitedEnough())
-        found = self.watch(self.members)
-        if found is not None:
-            self._after(found)
+        event = self.watch(self.members)
+        if event is not None:
+            self._after(event)
 
     def _find_silent(self, at: float) -> None:
         for name, heard_at in self._heard_at.items():

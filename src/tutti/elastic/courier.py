@@ -76,11 +76,11 @@ def partners_of(host: str, hosts: Sequence[str], count: int) -> tuple[str, ...]:
 
 def kept_copies(memory: Path) -> Kept:
     """Return the whole copies of other hosts' chips that lie here."""
-    found = list[tuple[str, int, int]]()
+    copies = list[tuple[str, int, int]]()
     for label in sorted(memory.glob(f"{KEPT}*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            found.append(_named(label.read_text(encoding="utf-8")))
-    return tuple(found)
+            copies.append(_named(label.read_text(encoding="utf-8")))
+    return tuple(copies)
 
 
 def _named(label: str) -> tuple[str, int, int]:

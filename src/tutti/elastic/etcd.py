@@ -115,13 +115,13 @@ class Etcd:
             try:
                 connection.request("POST", f"/v3/{what}", json.dumps(body))
                 response = connection.getresponse()
-                found = json.loads(response.read())
+                answer = json.loads(response.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = f"{host}:{port}: {str(error) or type(error).__name__}"
             else:
-                if response.status < 300 and "error" not in found:
-                    return dict(found)
-                said, may_pass = _refusal(response.status, found)
+                if response.status < 300 and "error" not in answer:
+                    return dict(answer)
+                said, may_pass = _refusal(response.status, answer)
                 why = f"{host}:{port}: {said or response.reason}"
                 if not may_pass:
                     raise StoreRefusedError(f"etcd at {why}")
@@ -131,10 +131,10 @@ class Etcd:
         raise StoreAwayError(f"no etcd answers ({why})")
 
 
-def _refusal(status: int, found: Mapping[str, Any]) -> tuple[str, bool]:
+def _refusal(status: int, answer: Mapping[str, Any]) -> tuple[str, bool]:
     """Return what a member said that did not do it, and whether that may pass."""
-    error = found.get("error", "")
-    inner = error if isinstance(error, dict) else found  # of a stream it is one level deeper
+    error = answer.get("error", "")
+    inner = error if isinstance(error, dict) else answer  # of a stream it is one level deeper
     said = str(inner.get("message") or inner.get("error") or "")
     code = int(inner.get("code") or inner.get("grpc_code") or 0)
     return said, (status in _PASSING_STATUS or code in _PASSING) and _FULL not in said

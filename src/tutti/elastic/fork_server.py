@@ -18,9 +18,9 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _MOST_BYTES = 1 << 20
@@ -49,13 +49,13 @@ class ForkServer:
 
     def messages(self) -> list[dict[str, Any]]:
         """Return what it has said: {"number", "pid"} or {"pid", "status"}."""
-        found = list[dict[str, Any]]()
+        said = list[dict[str, Any]]()
         while select.select([self.socket], [], [], 0)[0]:
             data = self.socket.recv(_MOST_BYTES)
             if not data:
                 raise EOFError("the fork server is gone")
-            found.append(json.loads(data))
-        return found
+            said.append(json.loads(data))
+        return said
 
     def close(self) -> None:
         """End it, and every rank with it."""
@@ -117,10 +117,10 @@ def _reap(owner: socket.socket) -> None:
                 owner.send(json.dumps({"pid": pid, "status": code}).encode())
 
 
-def _be_rank(main: Any, asked: dict[str, Any], descriptors: list[int]) -> None:
+def _be_rank(main: Any, asked: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Run as the child until it ends; never returns."""
-    status = 1
-    try:
+
+    def rank() -> int:
         die_with_parent()
         os.setsid()
         out = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -128,7 +128,18 @@ def _be_rank(main: Any, asked: dict[str, Any], descriptors: list[int]) -> None:
             os.dup2(out, stream)
         os.close(out)
         os.environ.update(asked["environment"])
-        status = int(main(descriptors))
+        return int(main(descriptors))
+
+    run_and_exit(rank)
+
+
+def run_and_exit(body: Callable[[], int]) -> NoReturn:
+    """Be a forked process: run `body`, end with its status, and nothing that its parent had."""
+    status = 1
+    try:
+        status = body()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -34,26 +34,26 @@ class Generation:
 
 def generations(entries: Sequence[Entry]) -> list[Generation]:
     """Return the generations that a log tells of, in their order."""
-    found: list[Generation] = []
+    history: list[Generation] = []
     since: float | None = None  # when the training stopped that was there
     for entry in entries:
         if entry.phase == Phase.ENTERING:
-            found.append(_entered(entry, found[-1] if found else None))
+            history.append(_entered(entry, history[-1] if history else None))
             continue
-        if not found:
+        if not history:
             continue  # chips were waited for
-        last = found[-1]
+        last = history[-1]
         if entry.phase == Phase.RUNNING and last.ran is None and entry.generation == last.number:
             back = None if since is None else entry.at - since
-            found[-1], since = replace(last, ran=entry.at, back_s=back), None
+            history[-1], since = replace(last, ran=entry.at, back_s=back), None
         elif entry.phase == Phase.LEAVING:
             since = entry.at if since is None else since
             if last.left is None:
-                found[-1] = replace(last, left=entry.at, why=entry.why)
+                history[-1] = replace(last, left=entry.at, why=entry.why)
         elif entry.phase in (Phase.FINISHED, Phase.GIVEN_UP):
             ended = entry.at if last.left is None else last.left
-            found[-1] = replace(last, left=ended, why=last.why or entry.why, over=entry.phase)
-    return found
+            history[-1] = replace(last, left=ended, why=last.why or entry.why, over=entry.phase)
+    return history
 
 
 def _entered(entry: Entry, before: Generation | None) -> Generation:
@@ -83,13 +83,13 @@ class Span:
 
 def phases(entries: Sequence[Entry], until: float) -> list[Span]:
     """Return what a job did from its first decision `until` now, without gaps."""
-    found: list[Span] = []
+    spans: list[Span] = []
     for number, entry in enumerate(entries):
         last = number + 1 == len(entries)
         ended = entry.phase in (Phase.FINISHED, Phase.GIVEN_UP)
         end = entry.at if ended else until if last else entries[number + 1].at
         if end > entry.at:
-            found.append(Span(
+            spans.append(Span(
                 begin=entry.at, end=end, phase=entry.phase, generation=entry.generation
             ))  # fmt: skip
-    return found
+    return spans

@@ -233,7 +233,7 @@ def _welcomed(
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(address)
     began, told = time.monotonic(), False
-    found: Welcome | None = None
+    welcome: Welcome | None = None
     try:
         while time.monotonic() < began + wait_s:
             secret = agent_secret(folder)
@@ -243,9 +243,9 @@ def _welcomed(
                 key = control_key(secret.reveal())
                 socket.send(packed(Hello(node=node), key))
                 if socket.poll(int(_AGAIN_S * 1000)):
-                    found = _answer(socket.recv(), address, node, key, may_change=bool(folder))
-                if found is not None:
-                    return found, secret
+                    welcome = _answer(socket.recv(), address, node, key, may_change=bool(folder))
+                if welcome is not None:
+                    return welcome, secret
             if not told and time.monotonic() > began + _FIRST_WORD_S:
                 told = True
                 say(f"nobody answers at {address} yet; is `tutti train` running there?")

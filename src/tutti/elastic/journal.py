@@ -93,16 +93,16 @@ def read_journal(folder: Path) -> list[Entry]:
     path = folder / FOLDER / LOG
     if not path.is_file():
         raise InputError(f"{folder}: no elastic run: it has no {FOLDER}/{LOG}")
-    found = list[Entry]()
+    entries = list[Entry]()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(entry_of(json.loads(line)))
+            entries.append(entry_of(json.loads(line)))
         except (ValueError, TypeError, KeyError, msgspec.ValidationError):
             if number == len(lines):
                 break
             raise InputError(f"{path}, line {number}: is no decision; was it changed?") from None
-    return found
+    return entries
 
 
 def entry_of(values: dict[str, Any]) -> Entry:

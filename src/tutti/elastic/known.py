@@ -18,8 +18,8 @@ def all_reports(members: Membership) -> dict[str, Report]:
 
 def all_kept(members: Membership) -> dict[str, list[tuple[str, int, int]]]:
     """Return the copies of each chip that other hosts keep: host, generation, step."""
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    copies: dict[str, list[tuple[str, int, int]]] = {}
     for name, host in members.hosts:
         for chip, generation, step in () if host.silent else host.status.kept:
-            found.setdefault(chip, []).append((name, generation, step))
-    return found
+            copies.setdefault(chip, []).append((name, generation, step))
+    return copies

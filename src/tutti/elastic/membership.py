@@ -79,8 +79,8 @@ class Membership:
     def host(self, name: str) -> Host | None:
         """Return a host by its name."""
         at = bisect.bisect_left(self.hosts, name, key=_name)
-        found = self.hosts[at] if at < len(self.hosts) else None
-        return found[1] if found is not None and found[0] == name else None
+        entry = self.hosts[at] if at < len(self.hosts) else None
+        return entry[1] if entry is not None and entry[0] == name else None
 
     def chips(self) -> tuple[str, ...]:
         """Return the chips that may be given seats."""
@@ -103,8 +103,8 @@ class Membership:
         host = self.host(seat.host)
         if host is None or host.silent or host.status.incarnation != seat.incarnation:
             return None
-        found = host.report(seat.chip)
-        return found if found is not None and found.process == seat.process else None
+        report = host.report(seat.chip)
+        return report if report is not None and report.process == seat.process else None
 
     def accepts(self, generation: int, chip: str, process: int) -> bool:
         """Tell whether what a rank's process writes counts: of this generation, and of a seat."""

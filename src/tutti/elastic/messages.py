@@ -225,8 +225,8 @@ def unpacked(data: bytes, key: bytes) -> Message:
     seal, rest = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
     if not hmac.compare_digest(seal, _seal(rest, key)):
         raise SealError
-    found: Message = _DECODER.decode(rest)
-    return found
+    message: Message = _DECODER.decode(rest)
+    return message
 
 
 def _seal(data: bytes, key: bytes) -> bytes:

@@ -51,12 +51,12 @@ class RankProcess:
 
 def copy_steps(folder: Path, chip: str) -> tuple[tuple[int, int], ...]:
     """Return generation and step of the whole copies of a chip, by their labels."""
-    found = list[tuple[int, int]]()
+    steps = list[tuple[int, int]]()
     for label in sorted(folder.glob(f"copy-{chip.replace('/', '-')}-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):
             words = json.loads(label.read_text(encoding="utf-8"))
-            found.append((int(words["generation"]), int(words["facts"]["progress"]["step"])))
-    return tuple(found)
+            steps.append((int(words["generation"]), int(words["facts"]["progress"]["step"])))
+    return tuple(steps)
 
 
 def chip_pulse(chip: str, reading: Reading, now_ns: int) -> ChipPulse:

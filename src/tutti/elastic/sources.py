@@ -39,8 +39,8 @@ def missing_state(plan: Plan, spec: ModelSpec, ranks: Iterable[int]) -> str:
     there, of_chip = set(ranks), used_chips(plan)
 
     def numbers(held: Iterable[Position]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        found = [of_chip[chip] for chip in held]
-        return np.asarray([rank if rank in there else -1 for rank in found], dtype=np.int64)
+        ranks = [of_chip[chip] for chip in held]
+        return np.asarray([rank if rank in there else -1 for rank in ranks], dtype=np.int64)
 
     layout = StateLayout(plan, spec, numbers)
     seen = set[tuple[object, ...]]()
@@ -80,8 +80,8 @@ def find_source(
     `checkpoint` is the step of the newest one on disk, `kept` what hosts have of others' chips.
     """
     copies = _Copies(reports, kept)
-    found = [_live(left, copies, past, spec), *_copied(copies, past, spec)]
-    whole = [source for source in found if source is not None]
+    sources = [_live(left, copies, past, spec), *_copied(copies, past, spec)]
+    whole = [source for source in sources if source is not None]
     best = max(whole, key=lambda source: source.step, default=None)
     if best is not None and (checkpoint is None or best.step >= checkpoint):
         return best
@@ -109,15 +109,15 @@ def _missing(
 
 def _alike(past: Mapping[int, Past]) -> list[tuple[Past, tuple[int, ...]]]:
     """Return the plans that were, each with the generations that ran it on the same chips."""
-    found = list[tuple[Past, tuple[int, ...]]]()
+    plans = list[tuple[Past, tuple[int, ...]]]()
     for generation in sorted(past, reverse=True):
-        for index, (then, generations) in enumerate(found):
+        for index, (then, generations) in enumerate(plans):
             if then == past[generation]:
-                found[index] = (then, (*generations, generation))
+                plans[index] = (then, (*generations, generation))
                 break
         else:
-            found.append((past[generation], (generation,)))
-    return found
+            plans.append((past[generation], (generation,)))
+    return plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,37 +130,37 @@ class _Copies:
     def steps(self) -> set[int]:
         """Return the steps of which there are any."""
         own = {step for report in self.reports.values() for _, step in report.copy_steps}
-        return own | {step for found in self.kept.values() for _, _, step in found}
+        return own | {step for copies in self.kept.values() for _, _, step in copies}
 
     def of(self, then: Past, generations: Sequence[int], step: int) -> dict[int, tuple[str, str]]:
         """Return chip and partner of each rank of which a copy is there; no partner: its own."""
-        found: dict[int, tuple[str, str]] = {}
+        holders: dict[int, tuple[str, str]] = {}
         for rank, chip in enumerate(then.chips):
             report = self.reports.get(chip)
             if report is not None and any((g, step) in report.copy_steps for g in generations):
-                found[rank] = (chip, "")
+                holders[rank] = (chip, "")
                 continue
             for host, generation, of_step in self.kept.get(chip, ()):
                 if generation in generations and of_step == step:
-                    found[rank] = (chip, host)
+                    holders[rank] = (chip, host)
                     break
-        return found
+        return holders
 
 
 def _places(copies: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return copies as a source names them."""
-    found = list(copies)
+    pairs = list(copies)
     return {
-        "copies": tuple(chip for chip, host in found if not host),
-        "elsewhere": tuple((chip, host) for chip, host in found if host),
+        "copies": tuple(chip for chip, host in pairs if not host),
+        "elsewhere": tuple((chip, host) for chip, host in pairs if host),
     }
 
 
 def _words(copies: Iterable[tuple[str, str]]) -> list[str]:
     """Return copies in words."""
     own, far = (sum(bool(h) is elsewhere for _, h in copies) for elsewhere in (False, True))
-    found = [f"{many(own, 'copy', 'copies')} in memory"] if own else []
-    return found + ([f"{many(far, 'copy', 'copies')} of a partner"] if far else [])
+    parts = [f"{many(own, 'copy', 'copies')} in memory"] if own else []
+    return parts + ([f"{many(far, 'copy', 'copies')} of a partner"] if far else [])
 
 
 def _live(

@@ -34,9 +34,9 @@ class StillFile:
             return
         self._next = now + AGAIN_S
         ranks = {seat.chip: seat.rank for seat in order.seats}
-        found = [_still(ranks[p.chip], p) for p in pulses if p.chip in ranks]
+        still = [_still(ranks[p.chip], p) for p in pulses if p.chip in ranks]
         with contextlib.suppress(OSError, TuttiError):  # a full disk is no reason to end
-            write_still(self._path, len(order.seats), found)
+            write_still(self._path, len(order.seats), still)
             self._there = True
 
 

@@ -61,8 +61,8 @@ class EtcdStore:
 
     def leader(self) -> LeadingHost | None:
         """Return who leads; None: nobody does."""
-        found = self._value("leader")
-        return msgspec.json.decode(found, type=LeadingHost) if found else None
+        value = self._value("leader")
+        return msgspec.json.decode(value, type=LeadingHost) if value else None
 
     def generation(self) -> int:
         """Return the number of the newest generation; 0 if none."""
@@ -74,20 +74,20 @@ class EtcdStore:
 
     def entries(self) -> list[Entry]:
         """Return all decisions."""
-        found = list[Entry]()
+        entries = list[Entry]()
         for number, pair in enumerate(self._read("decisions/", below=True)):
             if not pair.key.endswith(_NUMBER.format(number)):
                 raise InputError(
                     f"{self.url}: decision {number} is missing; its log was cut off, so that "
                     "nobody can know the job's state; give `store` another name"
                 )
-            found.append(entry_of(json.loads(pair.value)))
-        return found
+            entries.append(entry_of(json.loads(pair.value)))
+        return entries
 
     def last(self) -> Entry | None:
         """Return the last decision."""
-        found = self._read("decisions/", below=True, last=True)
-        return entry_of(json.loads(found[0].value)) if found else None
+        pairs = self._read("decisions/", below=True, last=True)
+        return entry_of(json.loads(pairs[0].value)) if pairs else None
 
     # --- to lead ---------------------------------------------------------------------------------
 
@@ -168,8 +168,8 @@ class EtcdStore:
         return f"/tutti/{self.name}/{name}"
 
     def _value(self, key: str) -> str:
-        found = self._read(key)
-        return found[0].value if found else ""
+        pairs = self._read(key)
+        return pairs[0].value if pairs else ""
 
     def _read(self, key: str, *, below: bool = False, last: bool = False) -> list[Pair]:
         with self._lock:

@@ -66,9 +66,9 @@ class Wishes:
         self._next = now + LOOK_S
         for path in sorted(self._folder.glob(f"{_WISH}*.json")):
             try:
-                found = msgspec.json.decode(path.read_bytes(), type=Wish)
+                asked = msgspec.json.decode(path.read_bytes(), type=Wish)
             except (OSError, msgspec.DecodeError):
-                found = None
+                asked = None
             path.unlink(missing_ok=True)
-            if found is not None:
-                yield found
+            if asked is not None:
+                yield asked

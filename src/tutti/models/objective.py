@@ -2,8 +2,9 @@
 
 An `Objective` is a loss on whole answers. It sees the log-probability of each answer (of a reward
 model its score), its number of tokens and, for some, what a reference model gives the same answer;
-the formulas are in `accelerator.reference.answers`. GRPO and RLOO learn from answers that the model
-samples itself, and from their rewards (`accelerator.reference.sampled_answers`). Needs no torch.
+the formulas are in `accelerator.reference.preference_losses`. GRPO and RLOO learn from answers that
+the model samples itself, and from their rewards (`accelerator.reference.sampled_answers`). Needs no
+torch.
 """
 
 from __future__ import annotations

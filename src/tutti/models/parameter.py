@@ -106,15 +106,15 @@ class Parameter:
 
         `experts` are those of a rank where they are shared out whole, and not sliced.
         """
-        found: list[Interval] = [(0, size) for size in self.shape]
+        intervals: list[Interval] = [(0, size) for size in self.shape]
         if self.experts and experts is not None:
-            found[0] = experts
+            intervals[0] = experts
         elif self.slice_dim is not None and tp > 1:
             width = self.shape[self.slice_dim] // self.slice_parts
             first = self.slice_parts * rank // tp  # more ranks than parts: neighbours hold the same
             last = max(first + 1, self.slice_parts * (rank + 1) // tp)
-            found[self.slice_dim] = (first * width, last * width)
-        return tuple(found)
+            intervals[self.slice_dim] = (first * width, last * width)
+        return tuple(intervals)
 
     def local_size(self, *, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> int:
         """Return how many numbers one rank holds; what does not divide is padded or copied."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from tutti.accelerator.host_to_device import moved
 from tutti.accelerator.paged_segments import PagedSegments
-from tutti.accelerator.reference.answers import Answers
 from tutti.accelerator.reference.distilled import Told
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.accelerator.segments import Segments
 from tutti.errors import InputError
@@ -239,9 +239,9 @@ def _assembled(
 
 
 def _key_biases(spec: ModelSpec, segments: Segments, positions_t: Tensor) -> tuple[Tensor, ...]:
-    found = alibi_specs(spec)
-    keys_s = _key_positions(segments, positions_t.device) if found else positions_t
-    return tuple(key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in found)
+    alibis = alibi_specs(spec)
+    keys_s = _key_positions(segments, positions_t.device) if alibis else positions_t
+    return tuple(key_bias(alibi, heads, scale, keys_s) for alibi, heads, scale in alibis)
 
 
 def _key_positions(segments: Segments, device: torch.device) -> Tensor:

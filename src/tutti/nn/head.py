@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tutti.accelerator.gradients import WeightGradients
-from tutti.accelerator.reference.answers import Answers
 from tutti.accelerator.reference.distilled import Given, distilled_cross_entropy
 from tutti.accelerator.reference.loss import Vocabulary
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.models import ModelSpec
 from tutti.nn.batch import Batch
@@ -188,10 +188,10 @@ class Score(Holder):
         if self.parallel.sequence_parallel:
             scores_s = self.parallel.tensor.all_reduce(scores_s.clone())
         scores_s = self.parallel.context.all_reduce(scores_s.clone())
-        found = batch.answers.weigh(scores_s, torch.ones_like(scores_s))
-        total = (own_s * found.slopes_s).sum()
-        loss = total - total.detach() + found.loss
-        return HeadOutput(loss, torch.zeros_like(own_s), None, None, found.figures, scores_s)
+        weighed = batch.answers.weigh(scores_s, torch.ones_like(scores_s))
+        total = (own_s * weighed.slopes_s).sum()
+        loss = total - total.detach() + weighed.loss
+        return HeadOutput(loss, torch.zeros_like(own_s), None, None, weighed.figures, scores_s)
 
     def _last(self, batch: Batch) -> Tensor:
         """Return which of this rank's tokens ends each text; -1: another rank's does."""
@@ -202,10 +202,10 @@ class Score(Holder):
             sequence_t, positions_t = sequence_t[cut], positions_t[cut]
         texts = len(batch.lengths)
         ends = positions_t == batch.lengths_s[sequence_t] - 1
-        found = sequence_t.new_full((texts + 1,), -1)  # tokens that end nothing: behind the last
+        last_s = sequence_t.new_full((texts + 1,), -1)  # tokens that end nothing: behind the last
         numbers = torch.arange(len(sequence_t), device=sequence_t.device)
-        found[torch.where(ends, sequence_t, texts)] = numbers
-        return found[:texts]
+        last_s[torch.where(ends, sequence_t, texts)] = numbers
+        return last_s[:texts]
 
 
 class PredictionHead(Holder):
@@ -278,8 +278,8 @@ class Head(Holder):
                 self.hidden(x, later), batch, gradient_scale, starts_backward=starts_backward
             )
         if batch.taught is not None:
-            found = self.logits.distilled(self.hidden(x, later), batch, gradient_scale)
-            return HeadOutput(*found, None, None)
+            distilled = self.logits.distilled(self.hidden(x, later), batch, gradient_scale)
+            return HeadOutput(*distilled, None, None)
         loss, losses_t = self.logits.loss(
             self.hidden(x, later),
             batch.targets_t,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor
 
@@ -92,24 +92,28 @@ class Linear(Holder):
         return Layer(self.weight.shape[1], self.weight, self.bias)
 
 
-class ColumnLinear(Linear):
-    """A layer whose outputs are sliced: it sees all tokens, of which a rank may have its own."""
+class _SlicedLinear(Linear):
+    """A layer of which each tensor-parallel rank has a part."""
 
     def __init__(self, make: Maker, *names: str) -> None:
         super().__init__(make, *names)
         self.parallel = make.parallel
 
     @property
-    def _in_pieces(self) -> bool:
-        parallel, weight = self.parallel, cast(object, self.weight)
-        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
-            return False  # beside an adapter, products run as a whole
-        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1
+    def takes_narrow(self) -> bool:
+        """Whether rows may come in 8 bits: not where they travel between ranks."""
+        return self.parallel.tensor.size == 1 and super().takes_narrow
 
     @property
-    def takes_narrow(self) -> bool:
-        """Whether rows may come in 8 bits: not where they travel before."""
-        return self.parallel.tensor.size == 1 and super().takes_narrow
+    def _in_pieces(self) -> bool:
+        weight: object = self.weight
+        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
+            return False  # beside an adapter, products run as a whole
+        return self.parallel.tensor.size > 1 and self.parallel.overlap_chunks > 1
+
+
+class ColumnLinear(_SlicedLinear):
+    """A layer whose outputs are sliced: it sees all tokens, of which a rank may have its own."""
 
     def forward(  # type: ignore[override]  # the ranks' own tokens do not tell how many there are
         self, x: Tensor | NarrowRows, num_tokens: int, later: WeightGradients | None = None
@@ -123,26 +127,13 @@ class ColumnLinear(Linear):
         return column_products(x, [self.layer], beside)[0]
 
 
-class RowLinear(Linear):
+class RowLinear(_SlicedLinear):
     """A layer whose inputs are sliced: the ranks' products are summed, the bias added once."""
 
     def __init__(self, make: Maker, name: str) -> None:
         super().__init__(make, name)
-        self.parallel = make.parallel
         if self.low_rank is not None:
             self.low_rank.group = self.parallel.tensor
-
-    @property
-    def _in_pieces(self) -> bool:
-        parallel, weight = self.parallel, cast(object, self.weight)
-        if self.low_rank is not None or isinstance(weight, QuantisedWeight):
-            return False  # beside an adapter, products run as a whole
-        return parallel.tensor.size > 1 and parallel.overlap_chunks > 1
-
-    @property
-    def takes_narrow(self) -> bool:
-        """Whether rows may come in 8 bits."""
-        return self.parallel.tensor.size == 1 and super().takes_narrow
 
     def forward(self, x: Tensor | NarrowRows, later: WeightGradients | None = None) -> Tensor:
         """Return the whole output, of this rank's tokens."""

@@ -77,7 +77,7 @@ def _of_one(rule: Rule, series: Series) -> list[Alert]:
     values = sign * (series.most if sign > 0 else series.least).astype(np.float64)
     beyond, back = values > sign * float(edge or 0.0), values <= sign * rule.until
     seconds = series.seconds
-    found: list[Alert] = []
+    alerts_of_series: list[Alert] = []
     begin: int | None = None
     since: int | None = None  # when the present stretch (beyond, or back) began
     worst = -np.inf
@@ -92,12 +92,12 @@ def _of_one(rule: Rule, series: Series) -> list[Alert]:
             begin = since
             worst = values[(seconds >= since) & (seconds <= second)].max()
         else:
-            found.append(_alert(rule, series, begin, since, sign * worst))
+            alerts_of_series.append(_alert(rule, series, begin, since, sign * worst))
             begin = None
         since = None
     if begin is not None:
-        found.append(_alert(rule, series, begin, None, sign * worst))
-    return found
+        alerts_of_series.append(_alert(rule, series, begin, None, sign * worst))
+    return alerts_of_series
 
 
 def _alert(rule: Rule, series: Series, begin: int, end: int | None, worst: float) -> Alert:

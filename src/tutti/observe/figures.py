@@ -90,4 +90,4 @@ def key(name: str, label: str = "") -> str:
 def label_of(name: str) -> str:
     """Return the label of a key, as it was before it was quoted; "" where there is none."""
     inside = name.partition("{")[2].partition('="')[2].removesuffix('"}')
-    return _QUOTED.sub(lambda found: "\n" if found[1] == "n" else found[1], inside)
+    return _QUOTED.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], inside)

@@ -39,7 +39,7 @@ def read_run(folder: Path, name: str = "") -> RunFigures:
     cluster = plan.cluster.cluster
     job: Any = config.get("job") if isinstance(config, Mapping) else None
     pools = [dict(line.get("pools") or {}) for line in steps]
-    overruns = [float(found["overrun"]) for own in pools for found in own.values()]
+    overruns = [float(figures["overrun"]) for own in pools for figures in own.values()]
     return RunFigures(
         name=name or folder.resolve().name,
         model=Path(plan.model.name).name,
@@ -60,13 +60,13 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     lines = figure_lines(path)
     for number, line in enumerate(lines, 1):
         try:
-            found = json.loads(line)
+            line_object = json.loads(line)
         except ValueError:
             if number == len(lines):
                 return
             raise InputError(f"{path} line {number}: is no JSON; delete the line") from None
-        if isinstance(found, dict):
-            yield found
+        if isinstance(line_object, dict):
+            yield line_object
 
 
 def _held_out(line: Mapping[str, Any]) -> bool:
@@ -87,10 +87,10 @@ def _step(line: Mapping[str, Any]) -> StepFigures:
 
 def _pools(steps: Sequence[Mapping[str, Any]]) -> list[PoolFigures]:
     """Return the mean of each pool over steps."""
-    found = []
+    means = []
     for pool in dict.fromkeys(name for own in steps for name in own):
         rows = [own[pool] for own in steps if pool in own]
-        found.append(
+        means.append(
             PoolFigures(
                 pool=pool,
                 ranks=int(rows[-1]["ranks"]),
@@ -101,4 +101,4 @@ def _pools(steps: Sequence[Mapping[str, Any]]) -> list[PoolFigures]:
                 peak_bytes=max(float(row["peak_bytes"]) for row in rows),
             )
         )
-    return found
+    return means

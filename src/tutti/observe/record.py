@@ -56,9 +56,9 @@ class PoolTimes:
 
 def by_pool(times: Sequence[RankTimes], pools: Sequence[str]) -> dict[str, PoolTimes]:
     """Return the figures of each pool; `pools` names each rank's."""
-    found: dict[str, list[RankTimes]] = {}
+    times_of_pool: dict[str, list[RankTimes]] = {}
     for own, pool in zip(times, pools, strict=True):
-        found.setdefault(pool, []).append(own)
+        times_of_pool.setdefault(pool, []).append(own)
     seconds = ("compute_s", "communication_s", "bubble_s", "copy_s", "data_s", "other_s")
     return {
         pool: PoolTimes(
@@ -67,7 +67,7 @@ def by_pool(times: Sequence[RankTimes], pools: Sequence[str]) -> dict[str, PoolT
             peak_bytes=max(m.peak_bytes for m in members),
             overrun=max(m.overrun for m in members),
         )
-        for pool, members in found.items()
+        for pool, members in times_of_pool.items()
     }
 
 
@@ -101,12 +101,12 @@ class StepRecord:
 
     def scalars(self) -> dict[str, float]:
         """Return the figures by name, those of pools as "pool/name"."""
-        found = {
+        values = {
             name: float(value)
             for name, value in self.to_document().items()
             if isinstance(value, (int, float)) and name not in ("step", "at")
         }
-        found |= {f"sampled/{name}": float(value) for name, value in (self.sampled or {}).items()}
+        values |= {f"sampled/{name}": float(value) for name, value in (self.sampled or {}).items()}
         for pool, times in (self.pools or {}).items():
-            found |= {f"{pool}/{name}": float(value) for name, value in asdict(times).items()}
-        return found
+            values |= {f"{pool}/{name}": float(value) for name, value in asdict(times).items()}
+        return values

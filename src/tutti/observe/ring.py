@@ -190,12 +190,12 @@ def shortened_ring(path: Path, events: int) -> bytes:
 
 
 def _events(data: bytes) -> tuple[Event, ...]:
-    found = [
+    events = [
         Event(number, moment, step, instruction, Kind(kind))
         for number, moment, step, instruction, kind, again in _EVENT.iter_unpack(data)
         if number == again and number and 1 <= kind <= len(Kind)
     ]
-    return tuple(sorted(found))
+    return tuple(sorted(events))
 
 
 def read_rings(folder: Path, *, most: int | None = None) -> tuple[list[RingReading], list[str]]:
@@ -203,7 +203,7 @@ def read_rings(folder: Path, *, most: int | None = None) -> tuple[list[RingReadi
 
     `most` is of how many files, the newest ones.
     """
-    found: dict[int, RingReading] = {}
+    by_rank: dict[int, RingReading] = {}
     notes: list[str] = []
     paths = sorted(folder.glob("rank-*.ring"))
     if most is not None:
@@ -214,11 +214,11 @@ def read_rings(folder: Path, *, most: int | None = None) -> tuple[list[RingReadi
         except InputError as error:
             notes.append(str(error))
             continue
-        found[ring.rank] = ring
-    newest = max(found.values(), key=lambda r: r.alive_ns + r.clock_ns, default=None)
-    rings = [found[r] for r in sorted(found) if newest and found[r].world == newest.world]
-    if len(rings) < len(found):
-        notes.append(f"{len(found) - len(rings)} rings of an earlier run are left out")
+        by_rank[ring.rank] = ring
+    newest = max(by_rank.values(), key=lambda r: r.alive_ns + r.clock_ns, default=None)
+    rings = [by_rank[r] for r in sorted(by_rank) if newest and by_rank[r].world == newest.world]
+    if len(rings) < len(by_rank):
+        notes.append(f"{len(by_rank) - len(rings)} rings of an earlier run are left out")
     return rings, notes
 
 

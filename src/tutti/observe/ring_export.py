@@ -40,21 +40,21 @@ def spans(ring: RingReading) -> Iterator[Span]:
 
 def chrome_trace(rings: Sequence[RingReading]) -> dict[str, Any]:
     """Return rings as a Chrome trace: a process per rank, a thread per lane and one for waits."""
-    found: list[dict[str, Any]] = []
+    trace_events: list[dict[str, Any]] = []
     for ring in rings:
         last = ring.events[-1].time_ns if ring.events else 0
-        found.append({"ph": "M", "name": "process_name", "pid": ring.rank,
+        trace_events.append({"ph": "M", "name": "process_name", "pid": ring.rank,
                       "args": {"name": f"rank {ring.rank} · {ring.host}"}})  # fmt: skip
         for span in spans(ring):
             listed = ring.instructions[span.instruction]
             end = last if span.end_ns is None else span.end_ns
-            found.append({
+            trace_events.append({
                 "ph": "X", "pid": ring.rank, "tid": "waits" if span.waits else listed.lane,
                 "name": listed.words + (" (not over)" if span.end_ns is None else ""),
                 "ts": (span.begin_ns + ring.clock_ns) / 1e3, "dur": (end - span.begin_ns) / 1e3,
                 "args": {"step": span.step, "bytes": listed.bytes},
             })  # fmt: skip
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+    return {"traceEvents": trace_events, "displayTimeUnit": "ms"}
 
 
 def flight_record(ring: RingReading) -> dict[str, Any]:

@@ -68,18 +68,20 @@ class HostSampler:
 
     def sample(self) -> Values:
         """Return what the host counts now; the CPUs' share from the second call on."""
-        found: Values = {}
+        values: Values = {}
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-            found |= self._cpu()
+            values |= self._cpu()
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
-            found |= self._memory()
+            values |= self._memory()
         for resource in ("cpu", "memory", "io"):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 line = (self._root / "proc/pressure" / resource).read_text().split()
-                found[key("host_pressure_ratio", resource)] = float(line[1].partition("=")[2]) / 100
+                values[key("host_pressure_ratio", resource)] = (
+                    float(line[1].partition("=")[2]) / 100
+                )
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found |= self._disks()
-        return found
+            values |= self._disks()
+        return values
 
     def _cpu(self) -> Values:
         first = (self._root / "proc/stat").read_text().splitlines()[0].split()[1:9]
@@ -100,16 +102,16 @@ class HostSampler:
         }
 
     def _disks(self) -> Values:
-        found: Values = {}
+        values: Values = {}
         for line in (self._root / "proc/diskstats").read_text().splitlines():
             words = line.split()
             if words[2].startswith(("loop", "ram")) or words[3] == "0":
                 continue
             disk = words[2]
-            found[key("host_disk_read_bytes_total", disk)] = float(words[5]) * _SECTOR_BYTES
-            found[key("host_disk_written_bytes_total", disk)] = float(words[9]) * _SECTOR_BYTES
-            found[key("host_disk_busy_seconds_total", disk)] = float(words[12]) / 1e3
-        return found
+            values[key("host_disk_read_bytes_total", disk)] = float(words[5]) * _SECTOR_BYTES
+            values[key("host_disk_written_bytes_total", disk)] = float(words[9]) * _SECTOR_BYTES
+            values[key("host_disk_busy_seconds_total", disk)] = float(words[12]) / 1e3
+        return values
 
 
 class NicSampler:
@@ -127,24 +129,24 @@ class NicSampler:
 
     def sample(self) -> Values:
         """Return what the NICs count now."""
-        found: Values = {}
+        values: Values = {}
         for folder in sorted((self._root / "sys/class/net").glob("*/statistics")):
             if folder.parent.name == "lo":
                 continue
             for file, name in _NIC.items():
                 if (value := _number(folder / file)) is not None:
                     at = key(name, folder.parent.name)
-                    found[at] = found.get(at, 0.0) + value
+                    values[at] = values.get(at, 0.0) + value
         for port, folder in self._ports.items():
             for file, (name, unit) in _RDMA.items():
                 if (value := _number(folder / file)) is not None:
-                    found[key(name, port)] = value * unit
+                    values[key(name, port)] = value * unit
         for nic in self._drivers:
             for name, value in pause_figures(driver_counters(nic)).items():
-                found[key(name, nic)] = value
+                values[key(name, nic)] = value
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found |= self._tcp()
-        return found
+            values |= self._tcp()
+        return values
 
     def _tcp(self) -> Values:
         lines = (self._root / "proc/net/snmp").read_text().splitlines()
@@ -170,11 +172,11 @@ class ChipSampler:
 
     def sample(self) -> Values:
         """Return what the chips count now; what one of them does not know is left out."""
-        found: Values = {}
+        values: Values = {}
         for index, chip in enumerate(self._chips):
             for name, value in self._of(chip):
-                found[key(name, str(index))] = value
-        return found
+                values[key(name, str(index))] = value
+        return values
 
     def _of(self, chip: Any) -> Iterator[tuple[str, float]]:
         nvml = self._nvml

@@ -31,17 +31,17 @@ class Rates:
 
         A counter has no rate, but not a number, at its first sample and where it was set back.
         """
-        found: Values = {}
+        rates: Values = {}
         for name, value in values.items():
             if "_total" not in name:
-                found[name] = value
+                rates[name] = value
             else:
                 grown = value - self._before.get(name, math.inf)
                 known = grown >= 0 and now > self._at
-                found[name] = grown / (now - self._at) if known else math.nan
+                rates[name] = grown / (now - self._at) if known else math.nan
         self._before = {n: v for n, v in values.items() if "_total" in n}
         self._at = now
-        return found
+        return rates
 
 
 class HostSampling:

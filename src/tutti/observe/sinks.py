@@ -67,10 +67,10 @@ class JsonLines:
 
 def figure_lines(path: Path) -> list[str]:
     """Return the lines of a run's figures, and of steps before whose lines it was killed."""
-    found = [line for line in _lines(path) if line.endswith("\n")]  # the last may be cut off
-    last = max((_step_of(line) for line in found if '"loss"' in line), default=0)
+    whole_lines = [line for line in _lines(path) if line.endswith("\n")]  # the last may be cut off
+    last = max((_step_of(line) for line in whole_lines if '"loss"' in line), default=0)
     later = [line for line in _lines(path.with_name(SOON)) if last < _step_of(line) < _CUT_OFF]
-    return [*found, *later]
+    return [*whole_lines, *later]
 
 
 def _lines(path: Path) -> list[str]:

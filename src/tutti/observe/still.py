@@ -66,7 +66,7 @@ def write_still(path: Path, world: int, ranks: Sequence[Still]) -> None:
 
 def read_still(folder: Path) -> list[Still]:
     """Return all ranks of the newest generation by rank; none unless every one stood still."""
-    found: dict[int, dict[int, Still]] = {}
+    by_generation: dict[int, dict[int, Still]] = {}
     worlds: dict[int, int] = {}
     for path in sorted(folder.glob("still-*.json")):
         try:
@@ -75,10 +75,10 @@ def read_still(folder: Path) -> list[Still]:
                 operations = tuple((str(n), tuple(map(int, p))) for n, p in values["operations"])
                 given = {**values, "operations": operations, "at": float(document["at"])}
                 still = Still(**given, file=str(path))
-                found.setdefault(still.generation, {})[still.rank] = still
+                by_generation.setdefault(still.generation, {})[still.rank] = still
                 worlds[still.generation] = int(document["world"])
         except (OSError, ValueError, TypeError, KeyError):
             continue  # half written, or of another version
-    newest = max(found, default=0)
-    ranks = found.get(newest, {})
+    newest = max(by_generation, default=0)
+    ranks = by_generation.get(newest, {})
     return [ranks[r] for r in sorted(ranks)] if len(ranks) == worlds.get(newest) else []

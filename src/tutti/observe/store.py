@@ -76,8 +76,8 @@ class SeriesStore:
             self._base.execute("insert into facts values ('version', ?)", (str(_VERSION),))
             self._base.commit()
         elif row is None or row[0] != str(_VERSION):
-            found = "none" if row is None else row[0]
-            raise InputError(f"{self._path}: a store of version {found}; this reads {_VERSION}")
+            version = "none" if row is None else row[0]
+            raise InputError(f"{self._path}: a store of version {version}; this reads {_VERSION}")
 
     # --- writing -----------------------------------------------------------------------------
 

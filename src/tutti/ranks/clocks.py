@@ -44,17 +44,17 @@ def best_offset(rounds: Sequence[tuple[float, float, float]]) -> Offset:
 
 def clock_offsets(comm: Communicator, kernels: Sequence[str]) -> dict[str, Offset]:
     """Return each host's offset by its name, on rank 0; every rank calls this at once."""
-    found = {kernels[0]: Offset(0.0, 0.0)}
+    offsets = {kernels[0]: Offset(0.0, 0.0)}
     leaders = {name: kernels.index(name) for name in kernels}
     for name, leader in leaders.items():
         if leader == 0:
             continue
         if comm.rank == 0:
-            found[name] = best_offset([_ask(comm, leader) for _ in range(ROUNDS)])
+            offsets[name] = best_offset([_ask(comm, leader) for _ in range(ROUNDS)])
         elif comm.rank == leader:
             for _ in range(ROUNDS):
                 _answer(comm)
-    return found
+    return offsets
 
 
 def _ask(comm: Communicator, peer: int) -> tuple[float, float, float]:

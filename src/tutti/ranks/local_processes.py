@@ -196,13 +196,13 @@ class LocalRanks:
 
 def _read(rank: _Rank, number: int) -> Iterator[RankEvent]:
     try:
-        found = rank.pipe.read()
+        data = rank.pipe.read()
     except BlockingIOError:
         return
-    if found is None:
+    if data is None:
         return
-    rank.ended = not found
-    *lines, rank.unread = (rank.unread + found).split(b"\n")
+    rank.ended = not data
+    *lines, rank.unread = (rank.unread + data).split(b"\n")
     for line in lines:
         values = json.loads(line)
         yield RankEvent(number, values.pop("kind"), values)

@@ -105,8 +105,8 @@ class StandingRanks:
 
     def pid(self, rank: int) -> int:
         """Return a rank's process."""
-        found: int = self._ranks[rank][0].pid
-        return found
+        pid: int = self._ranks[rank][0].pid
+        return pid
 
     def start(self, function: Callable[..., Any], ranks: Sequence[int], *args: Any) -> None:
         """Call a function on some ranks, without waiting."""

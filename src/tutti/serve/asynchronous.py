@@ -68,15 +68,15 @@ class AsyncEngine:
         self, prompt: Prompt, parameters: SamplingParameters = GREEDY
     ) -> AsyncIterator[Piece]:
         """Yield what comes of one prompt."""
-        async for found in self._followed(prompt, parameters):
-            if isinstance(found, Piece):
-                yield found
+        async for part in self._followed(prompt, parameters):
+            if isinstance(part, Piece):
+                yield part
 
     async def generate(self, prompt: Prompt, parameters: SamplingParameters = GREEDY) -> Completion:
         """Return all of one prompt's answers."""
-        async for found in self._followed(prompt, parameters):
-            if isinstance(found, Completion):
-                return found
+        async for part in self._followed(prompt, parameters):
+            if isinstance(part, Completion):
+                return part
         raise AssertionError("a request ends with its completion")
 
     async def _followed(
@@ -88,11 +88,11 @@ class AsyncEngine:
         self._changes.put(caller)
         try:
             while True:
-                found = await caller.pieces.get()
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
-                if isinstance(found, Completion):
+                part = await caller.pieces.get()
+                if isinstance(part, BaseException):
+                    raise part
+                yield part
+                if isinstance(part, Completion):
                     return
         finally:
             caller.left = True

@@ -122,17 +122,17 @@ class CapturedSteps:
 
     def _all_keys(self) -> list[int]:
         longest = self._settings.table_width * self._settings.page_size
-        found = [self._keys_for(1)]
-        while found[-1] < longest:
-            found.append(self._keys_for(found[-1] + 1))
-        return found
+        key_counts = [self._keys_for(1)]
+        while key_counts[-1] < longest:
+            key_counts.append(self._keys_for(key_counts[-1] + 1))
+        return key_counts
 
     def _all_rows(self, more: int) -> list[int]:
         slots = self._settings.slots
-        found = [min(FEWEST_ROWS, slots)]
-        while found[-1] < slots:
-            found.append(min(found[-1] * more, slots))
-        return found
+        row_counts = [min(FEWEST_ROWS, slots)]
+        while row_counts[-1] < slots:
+            row_counts.append(min(row_counts[-1] * more, slots))
+        return row_counts
 
     def _distinct(self, shapes: Iterable[Shape]) -> list[Shape]:
         filled = (self.shape_for(shape) for shape in shapes)

@@ -45,12 +45,12 @@ class NgramDrafter:
 
     def guess(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
         """Return what followed the longest ending that was there before, the latest time."""
-        found = {}
+        drafts = {}
         for one in wanted:
             tokens = self._after(one.tokens, one.count)
             if tokens:
-                found[one.sequence] = tokens
-        return found
+                drafts[one.sequence] = tokens
+        return drafts
 
     def _after(self, tokens: NDArray[np.int32], count: int) -> tuple[int, ...]:
         for size in self._sizes:

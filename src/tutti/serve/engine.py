@@ -286,7 +286,7 @@ class Engine:
     # --- what a step gave ------------------------------------------------------------------
 
     def _pieces(self, result: StepResult, received: Received) -> list[Piece]:
-        found: dict[int, Piece] = {}
+        pieces: dict[int, Piece] = {}
         now = time.perf_counter()
         for place, (name, token) in enumerate(
             zip(received.sequences.tolist(), received.tokens.tolist(), strict=True)
@@ -294,8 +294,8 @@ class Engine:
             number, sample = self._by_sequence[name]
             live = self._wanted[number].live
             piece = live.added(sample, token, int(received.kept[place]), result, now)
-            found[name] = piece if name not in found else live.joined(found[name], piece)
-        return list(found.values())
+            pieces[name] = piece if name not in pieces else live.joined(pieces[name], piece)
+        return list(pieces.values())
 
     def _stopped(self, pieces: list[Piece]) -> list[tuple[int, int]]:
         """Return samples whose text came to a stop text."""
@@ -335,10 +335,10 @@ class Engine:
 
     def _note_prompts(self, step: Step, result: StepResult) -> None:
         starts = dict(zip(step.sequences.tolist(), step.starts.tolist(), strict=True))
-        for name, found in result.prompt_logprobs.items():
+        for name, logprobs in result.prompt_logprobs.items():
             if name in self._by_sequence:  # else it was cancelled while the step was under way
                 live = self._wanted[self._by_sequence[name][0]].live
-                live.note_prompt(starts[name], found)
+                live.note_prompt(starts[name], logprobs)
         for name, states in result.pooled.items():
             if name in self._by_sequence:
                 live = self._wanted[self._by_sequence[name][0]].live

@@ -158,8 +158,8 @@ class StepInputs:
         assert segments.tokens is not None
         plain = replace(segments, tokens=None)
         row_t, position_t = plain.rows_and_positions()
-        found = (row_t, position_t, plain.places(row_t, position_t))
-        for own, made in zip(segments.tokens, found, strict=True):
+        columns = (row_t, position_t, plain.places(row_t, position_t))
+        for own, made in zip(segments.tokens, columns, strict=True):
             own.copy_(made)
         return given
 
@@ -210,11 +210,11 @@ class StepInputs:
 
 def _placed(**sizes: int) -> Columns:
     """Return where columns of these sizes lie, one after the other."""
-    found, first = {}, 0
+    spans, first = {}, 0
     for name, size in sizes.items():
-        found[name] = (first, size)
+        spans[name] = (first, size)
         first += -(-size // _ALIGNED) * _ALIGNED
-    return found
+    return spans
 
 
 def _end(columns: Columns) -> int:

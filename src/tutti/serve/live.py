@@ -122,13 +122,13 @@ class Live:
             logprobs=logprobs,
         )
 
-    def note_prompt(self, start: int, found: Found) -> None:
+    def note_prompt(self, start: int, logprobs: Found) -> None:
         """Take log-probabilities of the prompt's tokens after those of a chunk."""
         del self._prompt_logprobs[start:]
         count = self.parameters.prompt_logprobs or 0
-        for place in range(len(found[0])):
+        for place in range(len(logprobs[0])):
             token = self.request.prompt[start + 1 + place]
-            self._prompt_logprobs.append(_logprob(token, found, place, count))
+            self._prompt_logprobs.append(_logprob(token, logprobs, place, count))
 
     def note_states(self, start: int, states: Tensor) -> None:
         """Take the sum of a chunk's hidden states, or the last one."""
@@ -166,7 +166,7 @@ class Live:
         )
 
 
-def _logprob(token: int, found: Found, place: int, count: int) -> TokenLogprob:
-    chosen, values, tokens = found
+def _logprob(token: int, logprobs: Found, place: int, count: int) -> TokenLogprob:
+    chosen, values, tokens = logprobs
     top = zip(tokens[place, :count].tolist(), values[place, :count].tolist(), strict=True)
     return TokenLogprob(token=token, logprob=float(chosen[place]), top=tuple(top))

@@ -221,11 +221,11 @@ def _dtype(asked: str | None, stored: str, accelerator: Accelerator) -> torch.dt
             raise InputError(f"dtype is '{asked}'; {hint(asked, DTYPES)}")
         wanted = DTYPES[asked]
         return torch.float32 if keeps_halves(wanted, accelerator) else wanted
-    found: torch.dtype = getattr(torch, stored)
-    if found not in DTYPES.values():
+    dtype: torch.dtype = getattr(torch, stored)
+    if dtype not in DTYPES.values():
         return torch.float32
-    slow = widens(torch.empty(0, dtype=found, device=accelerator.device))
-    return torch.float32 if slow else found
+    slow = widens(torch.empty(0, dtype=dtype, device=accelerator.device))
+    return torch.float32 if slow else dtype
 
 
 def keeps_halves(dtype: torch.dtype, accelerator: Accelerator) -> bool:
@@ -262,11 +262,11 @@ def end_tokens(folder: Path, spec: ModelSpec) -> tuple[int, ...]:
         if not path.is_file():
             continue
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            end_token = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
+        if end_token is not None:
+            tokens = end_token if isinstance(end_token, list) else [end_token]
             return tuple(int(token) for token in tokens if 0 <= int(token) < spec.vocab)
     return ()
 

@@ -36,13 +36,13 @@ class OthersCode:
         own = logits_v.float().cpu().numpy().copy()
         for name, change in self._changes:
             try:
-                found = np.asarray(change(tokens, own), np.float32)
-                if found.shape != own.shape or np.isnan(found).any() or not (found > -np.inf).any():
+                row_v = np.asarray(change(tokens, own), np.float32)
+                if row_v.shape != own.shape or np.isnan(row_v).any() or not (row_v > -np.inf).any():
                     raise ValueError(f"it returned no logits of {len(own)} tokens")
             except Exception as error:  # it may fail in any way
                 self._fail(name, error)
                 return logits_v
-            own = found
+            own = row_v
         return torch.from_numpy(own).to(logits_v.device)
 
     def allowed(self, tokens: Sequence[int]) -> NDArray[np.bool_] | None:

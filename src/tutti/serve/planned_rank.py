@@ -168,13 +168,13 @@ def _workers(
 
 def _own_heads(spec: ModelSpec, place: StagePlace) -> dict[int, int]:
     """Return how many heads of keys and values a rank has, by unit; of latents one."""
-    found = {}
+    heads_of_unit = {}
     for unit in place.seat.units:
         if 1 <= unit <= spec.num_layers:
             attention, members = spec.block(unit).attention, place.seat.tensor
             low, high = heads_of(attention.kv_heads, members.size, members.rank)
-            found[unit] = 1 if attention.latent is not None else high - low
-    return found
+            heads_of_unit[unit] = 1 if attention.latent is not None else high - low
+    return heads_of_unit
 
 
 def _send_keys(

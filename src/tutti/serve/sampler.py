@@ -316,8 +316,8 @@ class Sampler:
         repetition, presence, frequency = reals[3:6].unsqueeze(2)
         seen = self._in_prompt[own] | (counts_sv > 0)
         x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
-        found: Tensor = x - frequency * counts_sv - presence * (counts_sv > 0)
-        return found
+        penalised: Tensor = x - frequency * counts_sv - presence * (counts_sv > 0)
+        return penalised
 
     def _logprobs(self, raw: Tensor, tokens_s: Tensor, slots: np.ndarray) -> TopTokens | None:
         most = int(self._logprobs_of[slots].max(initial=-1))

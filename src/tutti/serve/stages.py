@@ -245,12 +245,12 @@ class StageWorker(Worker):
 
     def _handed_over(self, step: Step) -> list[tuple[int, Handover, int]]:
         """Return the rows whose keys and values go elsewhere, with their prompts' lengths."""
-        found = []
+        leaving = []
         for row, name in enumerate(step.sequences.tolist()):
             handover = self._work[name].handover
             if handover is not None:
-                found.append((row, handover, len(self._sequences[name].request.prompt)))
-        return found
+                leaving.append((row, handover, len(self._sequences[name].request.prompt)))
+        return leaving
 
     def _stream(self, batch: Batch) -> Tensor:
         place, x = self._place, None
@@ -305,12 +305,12 @@ class StageWorker(Worker):
         links.exchange((), ((place.teller, size),), RESULTS).wait()
         packed = torch.zeros(int(size), dtype=torch.uint8)
         links.exchange((), ((place.teller, packed),), RESULTS).wait()
-        found = _unpacked(packed.numpy().tobytes(), result.number)
+        final = _unpacked(packed.numpy().tobytes(), result.number)
         if len(step.sample_slots):
             slots = torch.from_numpy(step.sample_slots.astype(np.int64)).to(self._last.device)
-            self._last[slots] = torch.from_numpy(found.tokens).long().to(self._last.device)
-            self.sampler.noted(step.sample_slots.tolist(), found.tokens.tolist())
-        return found
+            self._last[slots] = torch.from_numpy(final.tokens).long().to(self._last.device)
+            self.sampler.noted(step.sample_slots.tolist(), final.tokens.tolist())
+        return final
 
 
 def _packed(result: StepResult) -> bytes:
@@ -324,8 +324,8 @@ def _packed(result: StepResult) -> bytes:
         arrays[f"failure/{place}"] = np.array(why)
     for index, array in enumerate(result.logprobs or ()):
         arrays[f"logprobs/{index}"] = array
-    for name, found in result.prompt_logprobs.items():
-        arrays |= {f"prompt/{name}/{index}": array for index, array in enumerate(found)}
+    for name, logprobs in result.prompt_logprobs.items():
+        arrays |= {f"prompt/{name}/{index}": array for index, array in enumerate(logprobs)}
     for name, states in result.pooled.items():
         arrays[f"pooled/{name}"] = states.numpy()
     stream = io.BytesIO()
@@ -334,21 +334,21 @@ def _packed(result: StepResult) -> bytes:
 
 
 def _unpacked(packed: bytes, number: int) -> StepResult:
-    found = np.load(io.BytesIO(packed), allow_pickle=False)
+    arrays = np.load(io.BytesIO(packed), allow_pickle=False)
 
     def three(prefix: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return found[f"{prefix}/0"], found[f"{prefix}/1"], found[f"{prefix}/2"]
+        return arrays[f"{prefix}/0"], arrays[f"{prefix}/1"], arrays[f"{prefix}/2"]
 
-    prompts = {int(name.split("/")[1]) for name in found.files if name.startswith("prompt/")}
-    pooled = {int(name.split("/")[1]) for name in found.files if name.startswith("pooled/")}
-    failures = [name for name in found.files if name.startswith("failure/")]
+    prompts = {int(name.split("/")[1]) for name in arrays.files if name.startswith("prompt/")}
+    pooled = {int(name.split("/")[1]) for name in arrays.files if name.startswith("pooled/")}
+    failures = [name for name in arrays.files if name.startswith("failure/")]
     return StepResult(
         number=number,
-        tokens=found["tokens"],
-        ends=found["ends"],
-        logprobs=three("logprobs") if "logprobs/0" in found.files else None,
+        tokens=arrays["tokens"],
+        ends=arrays["ends"],
+        logprobs=three("logprobs") if "logprobs/0" in arrays.files else None,
         prompt_logprobs={name: three(f"prompt/{name}") for name in prompts},
-        pooled={name: torch.from_numpy(found[f"pooled/{name}"]) for name in pooled},
-        culprit=str(found["culprit"]),
-        failures={int(name.split("/")[1]): str(found[name]) for name in failures},
+        pooled={name: torch.from_numpy(arrays[f"pooled/{name}"]) for name in pooled},
+        culprit=str(arrays["culprit"]),
+        failures={int(name.split("/")[1]): str(arrays[name]) for name in failures},
     )

@@ -35,8 +35,8 @@ class Upload:
         """Return memory to write; what is there before is of an earlier turn."""
         if self._sent[self._next]:
             self._read[self._next].synchronize()
-        found: np.ndarray = self._buffers[self._next].numpy()
-        return found
+        buffer: np.ndarray = self._buffers[self._next].numpy()
+        return buffer
 
     def send(self, count: int | None = None) -> None:
         """Let the device have what was written: all of it, or the first numbers."""

@@ -54,9 +54,9 @@ class TextStream:
         return whole[len(before) :]
 
     def _look_for_stop(self) -> None:
-        found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
-        if found:
-            self._held, self.stopped = self._held[: min(found)], True
+        stops = [at for text in self._stop if (at := self._held.find(text)) >= 0]
+        if stops:
+            self._held, self.stopped = self._held[: min(stops)], True
 
     def _certain(self) -> str:
         keep = 0

@@ -156,12 +156,12 @@ class Worker:
             ends=np.empty(0, np.int8),
             logprobs=None,
         )
-        found = self._replayed(step)
-        if found is None:
-            found = self._computed(step, result)
+        outputs = self._replayed(step)
+        if outputs is None:
+            outputs = self._computed(step, result)
         download = None
-        if found is not None:
-            download = Download(self.accelerator, *found)
+        if outputs is not None:
+            download = Download(self.accelerator, *outputs)
         return Launched(step=step, result=result, download=download)
 
     def finish(self, launched: Launched) -> StepResult:
@@ -339,13 +339,13 @@ class Worker:
 
         Steps behind this one may be under way; they have nothing of these rows but their pages.
         """
-        found: list[str] = []
+        culprits: list[str] = []
 
         def watch(name: str) -> object:
             def hook(_module: nn.Module, _inputs: object, output: object) -> None:
                 first = output[0] if isinstance(output, tuple) else output
-                if not found and isinstance(first, Tensor) and not torch.isfinite(first).all():
-                    found.append(name)
+                if not culprits and isinstance(first, Tensor) and not torch.isfinite(first).all():
+                    culprits.append(name)
 
             return hook
 
@@ -361,7 +361,7 @@ class Worker:
         finally:
             for handle in handles:
                 handle.remove()
-        return found[0] if found else "the head"
+        return culprits[0] if culprits else "the head"
 
 
 def _some_rows(step: Step, rows: np.ndarray) -> Step:
@@ -393,6 +393,6 @@ def _is_capturable(model: Model, cache: PagedCache) -> bool:
     return not any(cache.asks_host(unit, model.spec.block(unit).attention) for unit in cache.units)
 
 
-def _on_host(found: TopTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    chosen, values, tokens = (tensor.to("cpu").numpy() for tensor in found)
+def _on_host(tops: TopTokens) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    chosen, values, tokens = (tensor.to("cpu").numpy() for tensor in tops)
     return chosen, values, tokens

@@ -73,5 +73,5 @@ class Ear:
 
     def hear(self) -> list[Word]:
         """Wait for the next turn; return what was said."""
-        found: list[Word] = _decoder.decode(self._socket.recv())
-        return found
+        words: list[Word] = _decoder.decode(self._socket.recv())
+        return words

@@ -137,15 +137,15 @@ class GrammarMask:
             if not self._matcher.is_stopped():
                 self._matcher.consume_token(int(token))
             self._read += 1
-        found = np.zeros(self._vocab, bool)
+        allowed_v = np.zeros(self._vocab, bool)
         if self._matcher.is_stopped():
-            found[self._end] = True
-            return found
+            allowed_v[self._end] = True
+            return allowed_v
         fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():
             raise RuntimeError(f"a grammar failed: {_line(self._matcher.get_error())}")
         whole = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
-        found[:] = whole[: self._vocab].astype(bool)
-        if found[self._end].any():
-            found[self._end] = True
-        return found
+        allowed_v[:] = whole[: self._vocab].astype(bool)
+        if allowed_v[self._end].any():
+            allowed_v[self._end] = True
+        return allowed_v

@@ -91,8 +91,8 @@ class Hooks:
     def __init__(self, hooks: Mapping[str, Hook] | None = None) -> None:
         if hooks is None:
             load_hooks()
-        found = _registered if hooks is None else hooks
-        self._hooks = [found[name] for name in sorted(found)]
+        registered = _registered if hooks is None else hooks
+        self._hooks = [registered[name] for name in sorted(registered)]
 
     @property
     def names(self) -> list[str]:

@@ -71,11 +71,11 @@ def hosted_groups(plan: Plan, folder: ServerFolder, hosts: Hosts) -> list[Engine
     """Return the engines of a plan on hosts that join."""
     from tutti.server.hosts.hosted_group import HostedGroup
 
-    seats, found = seats_of(plan), list[EngineGroup]()
+    seats, groups = seats_of(plan), list[EngineGroup]()
     for number in range(num_engines(plan)):
         own = [seat for (engine, _), seat in seats.items() if engine == number]
-        found.append(HostedGroup(number, folder, hosts, own, engine_name(plan, number)))
-    return found
+        groups.append(HostedGroup(number, folder, hosts, own, engine_name(plan, number)))
+    return groups
 
 
 def engine_name(plan: Plan, number: int) -> str:

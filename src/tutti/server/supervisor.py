@@ -40,17 +40,17 @@ PLAN_FILE = "plan.json"
 def bound(host: str, port: int) -> socket.socket:
     """Return a listening socket, or say who cannot have it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
-        found.close()
+        listener.close()
         raise InputError(
             f"serve: {host}:{port} cannot be taken ({error}); choose another with --port"
         ) from None
-    found.listen(2048)
-    return found
+    listener.listen(2048)
+    return listener
 
 
 class Supervisor:
@@ -109,11 +109,11 @@ class Supervisor:
     @property
     def pids(self) -> dict[str, int]:
         """The processes, by what they are."""
-        found = {f"api{number}": api.pid for number, api in self._apis.items()}
+        pids = {f"api{number}": api.pid for number, api in self._apis.items()}
         for engine in self._engines:
             for rank, process in enumerate(engine.processes):
-                found[f"engine{engine.number}" + (f".{rank}" if rank else "")] = process.pid
-        return found
+                pids[f"engine{engine.number}" + (f".{rank}" if rank else "")] = process.pid
+        return pids
 
     @property
     def state(self) -> State:

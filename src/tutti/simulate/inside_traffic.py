@@ -17,7 +17,7 @@ import numpy as np
 
 from tutti.collective import Operation, build
 from tutti.cost.network.group_links import group_links
-from tutti.cost.network.programs import choose_program
+from tutti.cost.network.program_choice import choose_program
 from tutti.cost.operators.exposed_communication import AS_PRICED, PerCollective
 from tutti.cost.plan.class_prices import COMPUTING, ClassPricer
 from tutti.cost.plan.equal_instructions import Kinds

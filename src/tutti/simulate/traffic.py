@@ -9,7 +9,7 @@ import numpy as np
 
 from tutti.collective import CollectiveProgram, Layout, Operation
 from tutti.collective.phases import phases
-from tutti.cost.network.programs import Efficiency
+from tutti.cost.network.program_choice import Efficiency
 from tutti.cost.plan.class_prices import ClassPricer
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.fabric.wiring import Floats, Integers

@@ -56,10 +56,10 @@ class DiskQuestion:
     @property
     def counts(self) -> list[int]:
         """The numbers of processes that are measured."""
-        found = [1]
-        while found[-1] * 2 <= self.processes:
-            found.append(found[-1] * 2)
-        return found if found[-1] == self.processes else [*found, self.processes]
+        counts = [1]
+        while counts[-1] * 2 <= self.processes:
+            counts.append(counts[-1] * 2)
+        return counts if counts[-1] == self.processes else [*counts, self.processes]
 
 
 def measure_disk(
@@ -74,7 +74,7 @@ def measure_disk(
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(question.processes, mp_context=context) as pool:
-            found = list(_figures(question, scratch, pool, report))
+            figures = list(_figures(question, scratch, pool, report))
     except BrokenProcessPool:
         raise InputError(
             f"{question.folder}: a process that measured it was ended from outside; try again"
@@ -83,7 +83,7 @@ def measure_disk(
         raise _refused(question.folder, error) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return tuple(found)
+    return tuple(figures)
 
 
 def _require_room(question: DiskQuestion) -> None:

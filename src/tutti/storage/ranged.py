@@ -130,20 +130,20 @@ class _Journal:
             handle = os.open(partial, os.O_RDONLY)
         except (OSError, ValueError):
             head, lines, handle = "", [], -1
-        found: dict[int, int] = {}
+        sound: dict[int, int] = {}
         if head == self._head:
             for line in lines:
                 start, _, crc = line.partition(" ")
                 if start.isdigit() and crc.isdigit() and int(start) < self._size:
                     length = min(self._each, self._size - int(start))
                     if zlib.crc32(os.pread(handle, length, int(start))) == int(crc):
-                        found[int(start)] = int(crc)
+                        sound[int(start)] = int(crc)
         if handle >= 0:
             os.close(handle)
-        kept = "".join(f"{start} {crc}\n" for start, crc in found.items())
+        kept = "".join(f"{start} {crc}\n" for start, crc in sound.items())
         self._path.write_text(f"{self._head}\n{kept}", encoding="utf-8")
         self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        return set(found)
+        return set(sound)
 
     def add(self, part: Range, crc: int) -> None:
         """Note a range that was written."""
@@ -163,7 +163,7 @@ class _Journal:
 
 def require_file(folder: RemoteFolder, name: str) -> RemoteFile:
     """Return a file that must be there."""
-    found = folder.file(name)
-    if found is None:
+    file = folder.file(name)
+    if file is None:
         raise InputError(f"{folder.url}/{name}: no such file")
-    return found
+    return file

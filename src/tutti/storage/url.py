@@ -85,20 +85,20 @@ class RemoteFolder:
         def ask() -> RemoteFile | None:
             self._files.invalidate_cache()
             try:
-                found = self._files.info(self.path(name))
+                info = self._files.info(self.path(name))
             except FileNotFoundError:
                 if self._is_http:  # said of a server that is down, too: a read tells them apart
                     self._files.cat_file(self.path(name), 0, 1)
                     raise OSError("the server says nothing of it") from None
                 return None
-            if found.get("type") == "directory":
+            if info.get("type") == "directory":
                 return None
-            size = found.get("size")
+            size = info.get("size")
             if size is None:
                 raise RemoteError(
                     f"{self.url}/{name}: the server does not say how large it is; it is not read"
                 )
-            facts = [found.get(key) for key in ("ETag", "etag", "md5", "mtime", "LastModified")]
+            facts = [info.get(key) for key in ("ETag", "etag", "md5", "mtime", "LastModified")]
             identity = "|".join(str(fact) for fact in [size, *facts] if fact is not None)
             return RemoteFile(name=name, num_bytes=int(size), identity=identity)
 
@@ -112,9 +112,9 @@ class RemoteFolder:
 
         def ask() -> list[str]:
             self._files.invalidate_cache()
-            found = self._files.glob(self.path(pattern), detail=True)
+            listing = self._files.glob(self.path(pattern), detail=True)
             root = self._root.rstrip("/")
-            files = [path for path, facts in found.items() if facts.get("type") != "directory"]
+            files = [path for path, facts in listing.items() if facts.get("type") != "directory"]
             return sorted(path.removeprefix(root).lstrip("/") for path in files)
 
         return self._tried(pattern, ask)
@@ -123,12 +123,12 @@ class RemoteFolder:
         """Return the names of the folders right under the URL; none where it cannot be listed."""
         try:
             self._files.invalidate_cache()
-            found = self._files.ls(self._root, detail=True)
+            listing = self._files.ls(self._root, detail=True)
         except Exception:  # a server that lists nothing is no error here
             return []
         return sorted(
             str(facts["name"]).rstrip("/").rpartition("/")[2]
-            for facts in found
+            for facts in listing
             if facts.get("type") == "directory"
         )
 
@@ -142,12 +142,12 @@ class RemoteFolder:
             if length == 0:
                 return b""
             first = None if length is None else start
-            found: bytes = self._files.cat_file(self.path(name), first, stop)
-            if length is not None and len(found) > length and self._is_http:
-                found = found[start:stop]  # a server that knows no ranges sent everything
-            if length is not None and len(found) != length:
-                raise OSError(f"{len(found)} of {length} bytes came")
-            return found
+            data: bytes = self._files.cat_file(self.path(name), first, stop)
+            if length is not None and len(data) > length and self._is_http:
+                data = data[start:stop]  # a server that knows no ranges sent everything
+            if length is not None and len(data) != length:
+                raise OSError(f"{len(data)} of {length} bytes came")
+            return data
 
         return self._tried(name, ask)
 
@@ -181,9 +181,9 @@ class RemoteFolder:
             self._files.put_file(str(source), self.path(name), **options)
 
         self._tried(name, put)
-        found = self.file(name)
-        if found is None or found.num_bytes != size:
-            there = "nothing is" if found is None else f"{found.num_bytes} of {size} bytes are"
+        stored = self.file(name)
+        if stored is None or stored.num_bytes != size:
+            there = "nothing is" if stored is None else f"{stored.num_bytes} of {size} bytes are"
             raise RemoteError(f"{self.url}/{name}: was sent, but {there} there")
         return size
 

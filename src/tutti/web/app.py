@@ -123,8 +123,8 @@ class _Site:
             view, run = self._asked(request)
         except _UnknownError:
             return JSONResponse({"missing": "no such view or run"}, 404)
-        found = await run_in_threadpool(self._make, view, run, dict(request.query_params))
-        return JSONResponse(found)
+        document = await run_in_threadpool(self._make, view, run, dict(request.query_params))
+        return JSONResponse(document)
 
     async def stream(self, request: Request) -> Response:
         """Answer with the document of a view whenever it has changed, as server-sent events."""
@@ -138,11 +138,11 @@ class _Site:
     async def _changes(self, request: Request, view: str, run: int) -> AsyncIterator[str]:
         query, last = dict(request.query_params), ""
         while not await request.is_disconnected() and not _ends(request.app):
-            found = await run_in_threadpool(self._make, view, run, query)
-            text = json.dumps(found, separators=(",", ":"))
+            document = await run_in_threadpool(self._make, view, run, query)
+            text = json.dumps(document, separators=(",", ":"))
             # a heat map goes on where it ended: only new columns travel
-            seconds = found.get("seconds")
-            if text != last and not (found.get("more") and not seconds):
+            seconds = document.get("seconds")
+            if text != last and not (document.get("more") and not seconds):
                 yield f"data: {text}\n\n"
                 last = text
             else:

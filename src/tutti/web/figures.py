@@ -67,38 +67,38 @@ class RunSeries:
         self._stores: dict[Path, SeriesStore] = {}
 
     def _opened(self, notes: list[str]) -> list[tuple[str, SeriesStore]]:
-        found = []
+        opened = []
         for path in sorted(self._folder.glob("*.sqlite")):
             try:
                 if path not in self._stores:
                     self._stores[path] = SeriesStore(path, read_only=True)
-                found.append(("" if path.name == FILE else path.stem, self._stores[path]))
+                opened.append(("" if path.name == FILE else path.stem, self._stores[path]))
             except InputError as error:
                 notes.append(str(error))
-        return found
+        return opened
 
     def names(self, notes: list[str]) -> list[str]:
         """Return the figures that there are, without labels, in the order of their table."""
-        found = set()
+        stored = set()
         for _, store in self._opened(notes):
             try:
-                found |= {name.partition("{")[0] for name in store.names()}
+                stored |= {name.partition("{")[0] for name in store.names()}
             except InputError as error:
                 notes.append(str(error))
-        known = [name for name in FIGURES if name in found]
+        known = [name for name in FIGURES if name in stored]
         return [n for n in known if n.startswith("tutti_rank_")] + [
             n for n in known if not n.startswith("tutti_rank_")
         ]
 
     def newest(self, notes: list[str]) -> int:
         """Return the last second of which there is anything; 0 where there is nothing."""
-        found = [0]
+        seconds = [0]
         for _, store in self._opened(notes):
             try:
-                found.append(store.last_second())
+                seconds.append(store.last_second())
             except InputError as error:
                 notes.append(str(error))
-        return max(found)
+        return max(seconds)
 
     def matrix(
         self, figure: str, *, span_s: int, notes: list[str], after: int = 0, until: int = 0

@@ -37,12 +37,12 @@ class GrowingLines:
             return []
         cut = data.rfind(b"\n") + 1
         self._offset += cut
-        return [found for line in data[:cut].splitlines() if (found := _object(line)) is not None]
+        return [value for line in data[:cut].splitlines() if (value := _object(line)) is not None]
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

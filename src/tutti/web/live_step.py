@@ -109,8 +109,8 @@ def _whole_steps(ring: RingReading) -> set[int]:
 
 
 def _begin(ring: RingReading, step: int) -> int:
-    found = (e.time_ns for e in ring.events if e.kind is Kind.STEP and e.step == step)
-    return max(found) + ring.clock_ns
+    begins = (e.time_ns for e in ring.events if e.kind is Kind.STEP and e.step == step)
+    return max(begins) + ring.clock_ns
 
 
 def _measured(

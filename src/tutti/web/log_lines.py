@@ -66,8 +66,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _nearest(lines: list[str], at: int) -> int:
     """Return the number of the first line that was said at a moment or later; 0 if none has one."""
-    known = [(found, i + 1) for i, text in enumerate(lines)
-             if (found := of_line(text, _NOBODY).time) is not None]  # fmt: skip
+    known = [(moment, i + 1) for i, text in enumerate(lines)
+             if (moment := of_line(text, _NOBODY).time) is not None]  # fmt: skip
     if not known:
         return 0
     place = bisect_left(known, (float(at), 0))

@@ -127,12 +127,12 @@ class RunFolder:
             if not self.folder.is_dir():
                 return missing(f"{self.folder} is gone; what was read of it is in the list of runs")
             try:
-                found: Document = getattr(self, f"_{name}_view")(query)
+                document: Document = getattr(self, f"_{name}_view")(query)
             except (InputError, OSError) as error:
                 return missing(str(error))
-            if "notes" in found:
-                found["notes"] = list(dict.fromkeys(found["notes"]))
-            return found
+            if "notes" in document:
+                document["notes"] = list(dict.fromkeys(document["notes"]))
+            return document
 
     def _run_view(self, query: Query) -> Document:
         del query
@@ -166,10 +166,10 @@ class RunFolder:
         notes: list[str] = []
         figure, names = self._figure(query, notes)
         after, until = whole_number(query, "after", 0), whole_number(query, "until", 0)
-        found = self._series.matrix(
+        matrix = self._series.matrix(
             figure, span_s=span_of(query), notes=notes, after=after, until=until
         )
-        return found.to_document() | {
+        return matrix.to_document() | {
             "figures": names, "span": span_of(query), "notes": notes, "more": bool(after),
         }  # fmt: skip
 
@@ -200,7 +200,7 @@ class RunFolder:
         if self._ranks is None:
             self._ranks = RankMap(plan)
         ranks = self._ranks
-        found: list[tuple[tuple[str, int, int], float]] = []
+        values: list[tuple[tuple[str, int, int], float]] = []
         for host, label, row in zip(matrix.hosts, matrix.labels, matrix.values, strict=True):
             known = row[np.isfinite(row)]
             if not len(known):
@@ -209,15 +209,15 @@ class RunFolder:
             if not host:
                 if label.isdigit() and int(label) < ranks.num_ranks:
                     place = ranks.place(int(label)).chip
-                    found.append(((place.pool, place.node, place.slot), value))
+                    values.append(((place.pool, place.node, place.slot), value))
                 continue
             pool, _, node = host.rpartition("-")
             if not node.isdigit():
                 continue
             own = FIGURES[matrix.figure].label == "chip" and label.isdigit()
             chips = [int(label)] if own else range(slots.get(pool, 0))
-            found += [((pool, int(node), slot), value) for slot in chips]
-        return found
+            values += [((pool, int(node), slot), value) for slot in chips]
+        return values
 
     def _step_view(self, query: Query) -> Document:
         if not (self.folder / PLAN_FILE).is_file():

@@ -35,17 +35,17 @@ _NEEDS_FOLDER = "needs the run's folder; the port of a run tells of steps and po
 
 def parse_metrics(text: str) -> Sample:
     """Return the gauges of ours by name and pool."""
-    found: Sample = {}
+    sample: Sample = {}
     for line in text.splitlines():
         match = _LINE.match(line)
         if match is None:
             continue
         pool = _POOL.search(match[2] or "")
         try:
-            found[match[1], pool[1] if pool else ""] = float(match[3])
+            sample[match[1], pool[1] if pool else ""] = float(match[3])
         except ValueError:
             continue
-    return found
+    return sample
 
 
 class ScrapedRun:
@@ -141,11 +141,11 @@ class ScrapedRun:
         values = np.array(
             [[s.get((figure, pool), np.nan) for _, s in kept] for pool in pools], np.float32
         )
-        found = Matrix(
+        matrix = Matrix(
             figure=figure, rows=tuple(pools), hosts=tuple(pools), labels=tuple(pools),
             seconds=np.array([second for second, _ in kept], np.int64),
             values=values.reshape(len(pools), len(kept)), every_s=1,
         )  # fmt: skip
-        return found.to_document() | {
+        return matrix.to_document() | {
             "figures": names, "span": span, "notes": [], "more": bool(after),
         }  # fmt: skip

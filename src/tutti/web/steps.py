@@ -46,7 +46,7 @@ class Steps:
         if isinstance(pools, Mapping):
             self._pools = [*self._pools[1 - _RECENT :], pools]
             overruns = (_number(own.get("overrun")) for own in pools.values())
-            self._overrun = max(self._overrun, *(found or 0.0 for found in overruns), 0.0)
+            self._overrun = max(self._overrun, *(overrun or 0.0 for overrun in overruns), 0.0)
 
     def last(self, name: str) -> float | None:
         """Return a figure of the last step."""
@@ -95,7 +95,7 @@ class Steps:
 
     def pools(self) -> list[dict[str, object]]:
         """Return where a mean rank of each pool spends its step at present."""
-        found: list[dict[str, object]] = []
+        shares: list[dict[str, object]] = []
         for pool in dict.fromkeys(name for own in self._pools for name in own):
             rows = [own[pool] for own in self._pools if pool in own]
             parts = {
@@ -104,8 +104,8 @@ class Steps:
                 )
                 for part in _PARTS
             }
-            found.append({"pool": pool, "ranks": rows[-1].get("ranks"), "parts": parts})
-        return found
+            shares.append({"pool": pool, "ranks": rows[-1].get("ranks"), "parts": parts})
+        return shares
 
 
 def _number(value: Any) -> float | None:

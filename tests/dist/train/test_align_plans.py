@@ -1,4 +1,4 @@
-"""`tutti align` across two plans, as a user types it: rank processes, and a fault in one of them."""
+"""`tutti align` across two plans, as a user types it: rank processes, a fault in one of them."""
 
 from __future__ import annotations
 

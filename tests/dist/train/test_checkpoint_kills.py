@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +23,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.nursery import Nursery
 from tests.support.checkpoint_victim import PLAN, log_of
 from tests.support.checkpointing import Run, kept, run
+from tests.support.nursery import Nursery
 from tutti.train.checkpoint import CheckpointSettings, find_latest
 from tutti.train.checkpoint.manifest import read_manifest
 

@@ -13,11 +13,11 @@ import torch
 from tests.support.train_job import write_job
 from tutti.elastic.journal import read_journal
 from tutti.errors import TuttiError
+from tutti.ownership.rectangles import Rectangle
 from tutti.plan.files import load_plan
 from tutti.schedule.instruction import Op
 from tutti.schedule.schedule import build_schedule
 from tutti.train.checkpoint.manifest import read_manifest
-from tutti.ownership.rectangles import Rectangle
 from tutti.train.checkpoint.storage import read_into, read_metadata
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import prepare

@@ -1,4 +1,4 @@
-"""Collectives beside products over real connections: the bits of those in turn, and no byte more."""
+"""Collectives beside products over real connections: the bits of those in turn, no byte more."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_what_ran_is_what_the_plan_records(pool: RankPool, tmp_path: Path, name:
 
 
 def test_drawn_plans_run_what_they_record(pool: RankPool, tmp_path: Path) -> None:
-    for plan in map(recorded, drawn_plans(NUM_DRAWN, MOST_RANKS)):
+    for plan in map(recorded, drawn_plans(NUM_DRAWN, MOST_RANKS, examples=8 * NUM_DRAWN)):
         assert check(pool, plan, tmp_path) == named(plan), plan
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tutti.collective import Group, Operation, build
 from tutti.collective.group import Edge
 from tutti.cost.network.group_links import GroupLinks, Wire, group_links
-from tutti.cost.network.programs import Efficiency, choose_program, program_seconds
+from tutti.cost.network.program_choice import Efficiency, choose_program, program_seconds
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
 

@@ -12,7 +12,7 @@ import pytest
 from tutti.diagnose.finding import Component
 from tutti.diagnose.runs.clocks import on_one_clock
 from tutti.diagnose.runs.folder import diagnose_run, read_figures
-from tutti.diagnose.runs.hang import diagnose_rings
+from tutti.diagnose.runs.recorded_hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, change_point, diagnose_steps
 from tutti.errors import InputError
 from tutti.observe.folder import ELASTIC, JOURNAL, METRICS

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support import elastic_world as world
 from tests.support.elastic_exploration import digest_of_alike, explore
+from tests.support.elastic_invariants import check, promptly, require_progress
+from tests.support.elastic_moves import moves
 from tutti.elastic.agent_state import AgentState
 from tutti.elastic.events import Phase
 from tutti.elastic.hosts import Host
@@ -27,13 +29,13 @@ def test_two_hosts_and_a_fault() -> None:
 
 def require_alike(start: world.World, most: int | None = None) -> tuple[int, int]:
     """See that states of one key lead to states of the same keys; return how many of each."""
-    first = world.promptly(start)
+    first = promptly(start)
     seen, todo, led = {repr(first)}, [first], dict[bytes, set[bytes]]()
     while todo and len(led) != most:
         state = todo.pop()
         own, following = digest_of_alike(world.live_only(state)), set[bytes]()
-        for _, moved in world.moves(state):
-            after = world.promptly(moved)
+        for _, moved in moves(state):
+            after = promptly(moved)
             following.add(digest_of_alike(world.live_only(after)))
             if repr(after) not in seen:
                 seen.add(repr(after))
@@ -98,12 +100,12 @@ def walk(choices: list[int]) -> None:
     """Take a way through the world of three hosts, two faults and a newcomer, with every delay."""
     state = world.begin(3, faults=2, newcomers=1, late=3)
     for choice in choices:
-        possible = list(world.moves(state))
+        possible = list(moves(state))
         if not possible:
             break
         state = possible[choice % len(possible)][1]
-        world.check(state)
-    world.require_progress(state)
+        check(state)
+    require_progress(state)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -53,6 +53,13 @@ def test_no_file_is_too_long():
     assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
 
 
+def test_no_file_of_tests_is_too_long():
+    tests = Path(__file__).parents[2]
+    lines = {p.name: p.read_bytes().count(b"\n") for p in tests.rglob("*.py")}
+    assert len(lines) > 100
+    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
+
+
 def test_no_function_is_too_long():
     long = {
         f"{FILES[name].relative_to(SOURCE).as_posix()}:{node.name}"

@@ -45,7 +45,7 @@ def problem(cluster: str = "small-mixed", **changes: object) -> Problem:
 
 @pytest.fixture(scope="module")
 def result():
-    return plan(problem(), effort=None)
+    return plan(problem())
 
 
 def test_the_plan_is_valid_proven_and_priced_as_it_is(result):

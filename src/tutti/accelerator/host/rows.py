@@ -57,14 +57,14 @@ def add_rms_norm(
     from tutti.accelerator.host import rows_kernels
 
     x = x.detach().contiguous()
-    found = torch.empty_like(x)
+    normed = torch.empty_like(x)
     total = x if residual is None else torch.empty_like(x)
     other = x[:0] if residual is None else residual
     rows_kernels.add_rms_norm[_threads(x.numel())](
         x.numpy(), _number(other), _number(weight), 1.0 if unit_offset else 0.0, eps,
-        total.numpy(), found.numpy(),
+        total.numpy(), normed.numpy(),
     )  # fmt: skip
-    return found, total
+    return normed, total
 
 
 def _supports_norm(
@@ -81,9 +81,9 @@ def gated_activation(
 
     del kind, alpha, limit
     x = x.detach().contiguous()
-    found = x.new_empty(x.shape[0], x.shape[1] // 2)
-    rows_kernels.gated_silu[_threads(x.numel())](x.numpy(), found.numpy())
-    return found
+    gated = x.new_empty(x.shape[0], x.shape[1] // 2)
+    rows_kernels.gated_silu[_threads(x.numel())](x.numpy(), gated.numpy())
+    return gated
 
 
 def _supports_gate(x: Tensor, *, kind: Activation, **_options: Any) -> str | None:
@@ -113,13 +113,13 @@ def store_heads(
 
     del kv_heads
     x = x.detach().contiguous()
-    found = x.new_empty(x.shape[0], heads, x.shape[2])
+    queries = x.new_empty(x.shape[0], heads, x.shape[2])
     rows_kernels.store_heads[_threads(x.numel())](
         x.numpy(), _number(cos), _number(sin), key_pages.flatten(0, 1).numpy(),
         value_pages.flatten(0, 1).numpy(), _number(places), _number(query_norm), _number(key_norm),
-        1.0 if unit_offset else 0.0, eps, interleaved, found.numpy(),
+        1.0 if unit_offset else 0.0, eps, interleaved, queries.numpy(),
     )  # fmt: skip
-    return found
+    return queries
 
 
 def _supports_heads(

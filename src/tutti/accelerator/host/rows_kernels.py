@@ -13,7 +13,7 @@ import numpy as np
 from tutti.accelerator.paged_kernels import FAST, exponentials
 
 
-def _rms(x: Any, weight: Any, offset: float, eps: float, found: Any) -> None:
+def _rms(x: Any, weight: Any, offset: float, eps: float, out: Any) -> None:
     """Write the norm of one row; a weight may be empty."""
     squares = np.float32(0)
     for i in range(len(x)):
@@ -21,14 +21,14 @@ def _rms(x: Any, weight: Any, offset: float, eps: float, found: Any) -> None:
     factor = np.float32(1) / np.sqrt(squares / np.float32(len(x)) + np.float32(eps))
     if len(weight):
         for i in range(len(x)):
-            found[i] = x[i] * factor * (weight[i] + np.float32(offset))
+            out[i] = x[i] * factor * (weight[i] + np.float32(offset))
     else:
         for i in range(len(x)):
-            found[i] = x[i] * factor
+            out[i] = x[i] * factor
 
 
 def _add_rms_norm(
-    x: Any, residual: Any, weight: Any, offset: float, eps: float, total: Any, found: Any
+    x: Any, residual: Any, weight: Any, offset: float, eps: float, total: Any, normed: Any
 ) -> None:
     """Write x + residual (which may have no rows: then x is the sum) and its norm."""
     for row in numba.prange(len(x)):
@@ -37,14 +37,14 @@ def _add_rms_norm(
             own = total[row]
             for i in range(len(own)):
                 own[i] = x[row, i] + residual[row, i]
-        rms(own, weight, offset, eps, found[row])
+        rms(own, weight, offset, eps, normed[row])
 
 
-def _gated_silu(x: Any, found: Any) -> None:
+def _gated_silu(x: Any, out: Any) -> None:
     """Write silu(gate) · up of rows [gate | up]."""
-    width = found.shape[1]
+    width = out.shape[1]
     for row in numba.prange(len(x)):
-        gate, up, own = x[row, :width], x[row, width:], found[row]
+        gate, up, own = x[row, :width], x[row, width:], out[row]
         powers = np.empty(width, np.float32)
         for i in range(width):
             own[i] = -abs(gate[i])
@@ -55,16 +55,16 @@ def _gated_silu(x: Any, found: Any) -> None:
             own[i] = above if gate[i] >= 0 else above * e
 
 
-def _turn(x: Any, cos: Any, sin: Any, interleaved: bool, found: Any) -> None:
+def _turn(x: Any, cos: Any, sin: Any, interleaved: bool, out: Any) -> None:
     """Write a head, its first dimensions rotated; in place it goes as well."""
     half = len(cos)
     for i in range(half):
         one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
         first, second = x[one], x[two]
-        found[one] = first * cos[i] - second * sin[i]
-        found[two] = second * cos[i] + first * sin[i]
+        out[one] = first * cos[i] - second * sin[i]
+        out[two] = second * cos[i] + first * sin[i]
     for i in range(2 * half, len(x)):
-        found[i] = x[i]
+        out[i] = x[i]
 
 
 def _store_heads(
@@ -79,18 +79,18 @@ def _store_heads(
     offset: float,
     eps: float,
     interleaved: bool,
-    found: Any,  # (T, H, D)
+    queries: Any,  # (T, H, D)
 ) -> None:
     """Norm and rotate queries and keys; write keys and values to their places."""
-    heads, groups = found.shape[1], keys.shape[1]
+    heads, groups = queries.shape[1], keys.shape[1]
     for t in numba.prange(len(x)):
         place = places[t]
         for n in range(heads):
             own = x[t, n]
             if len(query_norm):
-                rms(own, query_norm, offset, eps, found[t, n])
-                own = found[t, n]
-            turn(own, cos[t], sin[t], interleaved, found[t, n])
+                rms(own, query_norm, offset, eps, queries[t, n])
+                own = queries[t, n]
+            turn(own, cos[t], sin[t], interleaved, queries[t, n])
         for n in range(groups):
             own, to = x[t, heads + n], keys[place, n]
             if len(key_norm):

@@ -27,18 +27,18 @@ class CaseResult:
     kind: str
     seed: int
     origin: tuple[str, ...]  # what must be named; of a circle in any order
-    found: tuple[PauseFinding, ...]
+    findings: tuple[PauseFinding, ...]
     victims: tuple[tuple[str, ...], ...] = ()  # links of flows elsewhere that got too little
 
     @property
     def right(self) -> bool:
         """Whether kind and origin were named, and nothing else was accused."""
         if self.kind == "bursts":
-            return not self.found
+            return not self.findings
         wanted = {"storm": "storm", "incast": "congestion", "deadlock": "circular wait"}[self.kind]
-        if len(self.found) != 1 or self.found[0].kind != wanted:
+        if len(self.findings) != 1 or self.findings[0].kind != wanted:
             return False
-        named = self.found[0]
+        named = self.findings[0]
         waiting = {*named.victims}
         return {*self.origin} == {*named.origin} and all(waiting & {*v} for v in self.victims)
 
@@ -112,7 +112,7 @@ def _storm(dice: random.Random, seed: int) -> CaseResult:
     else:
         network.take(f"host {target}", dice.uniform(0.02, 0.2) * _LINE)
     origin = (f"{clos.leaf(target)} → host {target}",)
-    return CaseResult(kind="storm", seed=seed, origin=origin, found=_watch(network))
+    return CaseResult(kind="storm", seed=seed, origin=origin, findings=_watch(network))
 
 
 def _incast(dice: random.Random, seed: int) -> CaseResult:
@@ -133,7 +133,7 @@ def _incast(dice: random.Random, seed: int) -> CaseResult:
     ]
     origin = (f"{clos.leaf(target)} → host {target}",)
     return CaseResult(
-        kind="incast", seed=seed, origin=origin, found=findings, victims=tuple(victims)
+        kind="incast", seed=seed, origin=origin, findings=findings, victims=tuple(victims)
     )
 
 
@@ -160,7 +160,7 @@ def _deadlock(dice: random.Random, seed: int) -> CaseResult:
     for number in range(3):
         network.take(f"host {number}", 2 * _LINE)
     origin = tuple(f"switch {a} → switch {(a + 1) % 3}" for a in range(3))
-    return CaseResult(kind="deadlock", seed=seed, origin=origin, found=_watch(network))
+    return CaseResult(kind="deadlock", seed=seed, origin=origin, findings=_watch(network))
 
 
 def _bursts(dice: random.Random, seed: int) -> CaseResult:
@@ -175,5 +175,5 @@ def _bursts(dice: random.Random, seed: int) -> CaseResult:
             for a in clos.into(target, dice.randint(3, 5))
         ]
     return CaseResult(
-        kind="bursts", seed=seed, origin=(), found=_watch(QueueNetwork(clos.links, flows))
+        kind="bursts", seed=seed, origin=(), findings=_watch(QueueNetwork(clos.links, flows))
     )

@@ -87,7 +87,7 @@ def _together(way: Way, asked: TurnsQuestion, answers: list[list[Used]]) -> WayR
         Round(tokens / sum(u.ours for u in each), tokens / sum(u.theirs for u in each))
         for each in zip(*answers, strict=True)
     )
-    last = [found[-1] for found in answers]
+    last = [answered[-1] for answered in answers]
     return WayRounds(
         way,
         rounds,

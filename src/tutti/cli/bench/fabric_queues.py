@@ -29,5 +29,5 @@ def queues(
         typer.echo(f"{kind}: {sum(one.right for one in own)} of {len(own)} right")
     for one in judged:
         if not one.right:
-            said = "; ".join(finding.words() for finding in one.found) or "nothing"
+            said = "; ".join(finding.words() for finding in one.findings) or "nothing"
             typer.echo(f"{one.kind} {one.seed} at {', '.join(one.origin)}: {said}")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tutti.collective import Group, Operation
 from tutti.collective.builder import algorithms, unmet_need
 from tutti.cost.network.group_links import GroupLinks
-from tutti.cost.network.programs import Choice, Efficiency
+from tutti.cost.network.program_choice import Choice, Efficiency
 from tutti.errors import InputError
 from tutti.plan.collectives import AUTO
 from tutti.plan.plan import CollectiveChoice, CollectiveUse, Plan

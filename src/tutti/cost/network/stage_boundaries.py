@@ -19,7 +19,7 @@ import numpy as np
 
 from tutti.cost.network.cluster_key import ClusterKey
 from tutti.cost.network.group_links import link_of
-from tutti.cost.network.programs import Efficiency
+from tutti.cost.network.program_choice import Efficiency
 from tutti.cost.network.reach import Limits
 from tutti.fabric.wiring import Integers
 from tutti.hardware.cluster import Cluster

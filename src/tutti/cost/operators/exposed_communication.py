@@ -88,10 +88,10 @@ def tensor_once(
     """Return an all-reduce, or the gather and the scatter that sequence parallelism has for it."""
     once = all_reduce_seconds(num_bytes, strategy.tp, 1.0, machine, constants, spans.tp)
     pairs = (strategy.sequence_parallel > 0) & (strategy.tp > 1)
-    found: FloatArray = (once + np.where(pairs, constants.link_latency_s, 0.0)) * (
+    seconds: FloatArray = (once + np.where(pairs, constants.link_latency_s, 0.0)) * (
         spans.longer.tensor
     )
-    return found
+    return seconds
 
 
 def tensor_parallel(
@@ -182,8 +182,8 @@ def context_once(
     whole = context_bytes(shape, strategy) * cp
     once = ring_pass_seconds(whole, cp, strategy.tp, machine, constants, spans.cp)
     ring = once + np.maximum(cp - 2.0, 0.0) * constants.link_latency_s
-    found: FloatArray = np.where(strategy.context_gather > 0, once, ring) * spans.longer.context
-    return found
+    seconds: FloatArray = np.where(strategy.context_gather > 0, once, ring) * spans.longer.context
+    return seconds
 
 
 def context_parallel(

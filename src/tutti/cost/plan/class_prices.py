@@ -12,7 +12,7 @@ from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_links import GroupLinks
 from tutti.cost.network.group_placement import placement_of
-from tutti.cost.network.programs import Choice, choose_program
+from tutti.cost.network.program_choice import Choice, choose_program
 from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.operators.exposed_communication import AS_PRICED, PerCollective
 from tutti.cost.plan.gradient_groups import operation_of

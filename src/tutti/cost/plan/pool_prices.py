@@ -30,7 +30,7 @@ from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.measured_passes import MeasuredMemory, MeasuredRanks
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_placement import ALIGNED, Placement, span_of
-from tutti.cost.network.programs import Efficiency
+from tutti.cost.network.program_choice import Efficiency
 from tutti.cost.operators.exposed_communication import AS_PRICED, PerCollective, Spans
 from tutti.cost.operators.unit_times import (
     UnitSeconds,

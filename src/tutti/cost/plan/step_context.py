@@ -10,7 +10,7 @@ from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex, RankState
 from tutti.cost.network.group_links import GroupLinks, group_links
 from tutti.cost.network.host_memory_traffic import HostMemory
-from tutti.cost.network.programs import Choice, Efficiency, choose_program, price_named
+from tutti.cost.network.program_choice import Choice, Efficiency, choose_program, price_named
 from tutti.cost.network.reach import group_limits, limits_of
 from tutti.cost.network.recorded_programs import Asked, GroupKind, Recorded, require_runnable
 from tutti.cost.network.stage_boundaries import BoundaryPrice, SharedTiers, boundary_price

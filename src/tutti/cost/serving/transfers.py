@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tutti.cost.network.group_links import link_of
-from tutti.cost.network.programs import Efficiency
+from tutti.cost.network.program_choice import Efficiency
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import LinkKind, Position
 

@@ -50,9 +50,9 @@ def everyones(value: Any) -> list[Any]:
     most = max(int(size) for size in sizes)
     padded = torch.zeros(most, dtype=torch.uint8)
     padded[: len(own)] = own
-    found = [torch.empty_like(padded) for _ in range(count)]
-    distributed.all_gather(found, padded)
-    texts = (bytes(one[: int(size)].tolist()) for one, size in zip(found, sizes, strict=True))
+    parts = [torch.empty_like(padded) for _ in range(count)]
+    distributed.all_gather(parts, padded)
+    texts = (bytes(one[: int(size)].tolist()) for one, size in zip(parts, sizes, strict=True))
     return [json.loads(text) for text in texts]
 
 
@@ -105,10 +105,10 @@ def _meet(pairs: Round, leaders: Sequence[int], bytes_: int, repeats: int) -> di
         if own in (leaders[a], leaders[b]):
             other = leaders[b] if own == leaders[a] else leaders[a]
             rate = ((a, b), _exchange(other, bytes_, repeats))
-    found = [((a, b), value) for (a, b), value in filter(None, everyones(rate))]
+    rates = [((a, b), value) for (a, b), value in filter(None, everyones(rate))]
     return {
-        pair: statistics.median(value for name, value in found if name == pair)
-        for pair in dict.fromkeys(name for name, _ in found)
+        pair: statistics.median(value for name, value in rates if name == pair)
+        for pair in dict.fromkeys(name for name, _ in rates)
     }
 
 

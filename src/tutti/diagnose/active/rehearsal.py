@@ -35,10 +35,10 @@ class TimedChip(EmulatedAccelerator):
 
 def rehearsed(slow: float = 1.5, *, repeats: int = REPEATS) -> list[ChipReading]:
     """Return the readings of eight emulated chips; one is `slow` times as slow as it should be."""
-    found = []
+    readings = []
     for number, kind in enumerate(kind for kind in PASS_S for _ in range(EACH)):
         chip = TimedChip(kind, PASS_S[kind] * (slow if number == SICK else 1.0))
         # all of them are this machine's processor: once is enough
         read = read_chip(chip, repeats=repeats, checks_products=number == 0)
-        found.append(replace(read, name=f"host{number}/{kind} chip"))
-    return found
+        readings.append(replace(read, name=f"host{number}/{kind} chip"))
+    return readings

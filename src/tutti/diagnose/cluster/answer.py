@@ -116,7 +116,7 @@ def _network(verdicts: Verdicts, hosts: Sequence[str], notes: Sequence[str]) -> 
 
 
 def _about(readings: Sequence[ChipReading]) -> list[str]:
-    found = [
+    remarks = [
         f"all chips '{kind}' take {factor:.2f}× what their Profile says: another driver, clock or "
         "power limit?"
         for kind, factor in all_alike(readings).items()
@@ -124,8 +124,8 @@ def _about(readings: Sequence[ChipReading]) -> list[str]:
     lacking = sorted({own.kind for own in readings if not own.expected})
     if lacking:
         kinds = ", ".join(lacking)
-        found.append(f"no Profile has {kinds}: chips of one kind were compared with each other")
-    return found
+        remarks.append(f"no Profile has {kinds}: chips of one kind were compared with each other")
+    return remarks
 
 
 def _where(names: Sequence[str]) -> Where:

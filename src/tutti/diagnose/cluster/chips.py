@@ -41,17 +41,17 @@ def slow_chips(readings: Sequence[ChipReading]) -> list[SlowChip]:
     A Profile may be of another driver: what all twins show alike is taken out, where there are
     three or more of a kind.
     """
-    found: dict[str, SlowChip] = {}
+    slow: dict[str, SlowChip] = {}
     kinds: dict[str, list[ChipReading]] = {}
     for reading in readings:
         kinds.setdefault(reading.kind, []).append(reading)
     for twins in kinds.values():
         for part in dict.fromkeys(name for own in twins for name in own.seconds):
             for name, factor, against in _of_part(twins, part):
-                known = found.get(name)
+                known = slow.get(name)
                 if known is None or known.factor < factor:
-                    found[name] = SlowChip(name=name, factor=factor, part=part, against=against)
-    return sorted(found.values(), key=lambda chip: -chip.factor)
+                    slow[name] = SlowChip(name=name, factor=factor, part=part, against=against)
+    return sorted(slow.values(), key=lambda chip: -chip.factor)
 
 
 def _of_part(twins: Sequence[ChipReading], part: str) -> list[tuple[str, float, str]]:
@@ -72,7 +72,7 @@ def _of_part(twins: Sequence[ChipReading], part: str) -> list[tuple[str, float, 
 
 def all_alike(readings: Sequence[ChipReading]) -> dict[str, float]:
     """Return kinds whose chips, three or more, all take longer than their Profile, and by what."""
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for kind in dict.fromkeys(own.kind for own in readings):
         twins = [own for own in readings if own.kind == kind]
         ratios = [
@@ -81,8 +81,8 @@ def all_alike(readings: Sequence[ChipReading]) -> dict[str, float]:
             if (shared := [p for p in own.seconds if p in own.expected])
         ]
         if len(ratios) >= TWINS and statistics.median(ratios) > AGAINST_PROFILE:
-            found[kind] = statistics.median(ratios)
-    return found
+            factors[kind] = statistics.median(ratios)
+    return factors
 
 
 def incomparable(readings: Sequence[ChipReading]) -> list[str]:

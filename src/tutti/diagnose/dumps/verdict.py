@@ -110,7 +110,7 @@ def _different(
         if record.message:
             continue
         came = {r: scene.at(r, record.group, record.number) for r in scene.members[record.group]}
-        kinds = {rank: _kind(found) for rank, found in came.items() if found}
+        kinds = {rank: _kind(entry) for rank, entry in came.items() if entry}
         counts = Counter(kinds.values()).most_common()
         if len(counts) < 2:
             continue
@@ -139,13 +139,13 @@ def _kind(record: Record) -> tuple[str, int, tuple[str, ...]]:
 
 def _waited_for(scene: _Scene, rank: int, record: Record) -> set[int]:
     """Return the members of a record's group that have not come as far."""
-    found = set()
+    behind = set()
     for other in scene.members[record.group]:
         if other == rank:
             continue
         if other not in scene.dumps or scene.last(other, record.group) < record.number:
-            found.add(other)
-    return found
+            behind.add(other)
+    return behind
 
 
 def _alone(scene: _Scene, blocked: Mapping[int, Record], waits: dict[int, set[int]]) -> None:

@@ -48,8 +48,8 @@ def blame(
     at, of = _incidence(paths, number)
     trials = np.array([path.trials for path in paths], dtype=float)
     bad = np.array([path.bad for path in paths], dtype=float)
-    found: list[Blame] = []
-    while names and len(found) < most:
+    blamed: list[Blame] = []
+    while names and len(blamed) < most:
         gains = _gains(trials, bad, background, of, at, len(names))
         best, chance = np.unravel_index(int(np.argmax(gains)), gains.shape)
         gain = float(gains[best, chance])
@@ -57,7 +57,7 @@ def blame(
             break
         alike = np.flatnonzero(gains.max(axis=1) > gain - _ALIKE)
         over = of[at == best]
-        found.append(
+        blamed.append(
             Blame(
                 parts=tuple(names[i] for i in alike),
                 chance=float(_CHANCES[chance]),
@@ -68,7 +68,7 @@ def blame(
         )
         explained = of[np.isin(at, alike)]
         trials[explained] = bad[explained] = 0.0
-    return found
+    return blamed
 
 
 def _incidence(paths: Sequence[PathTrials], number: dict[str, int]) -> tuple[Integers, Integers]:

@@ -71,11 +71,11 @@ def find_pauses(ports: Sequence[PortChange], hosts: Collection[str] = ()) -> lis
         name for name in waits
         if by_name[name].target in ends and by_name[name].used < _FULL
     }  # fmt: skip
-    found = [
+    findings = [
         PauseFinding(kind="storm", origin=(name,), victims=_behind({name}, waits))
         for name in sorted(storms)
     ]
-    excused = storms.union(*(one.victims for one in found)) if found else set()
+    excused = storms.union(*(one.victims for one in findings)) if findings else set()
     stuck = {
         name: [n for n in ways if by_name[n].paused >= _STUCK and by_name[n].used < _IDLE]
         for name, ways in waits.items()
@@ -84,7 +84,7 @@ def find_pauses(ports: Sequence[PortChange], hosts: Collection[str] = ()) -> lis
     circle = _circle(stuck)
     if circle:
         behind = _behind(set(circle), waits)
-        found.append(PauseFinding(kind="circular wait", origin=tuple(circle), victims=behind))
+        findings.append(PauseFinding(kind="circular wait", origin=tuple(circle), victims=behind))
         excused |= {*circle, *behind}
     full = {
         name for ways in waits.values() for name in ways
@@ -93,18 +93,18 @@ def find_pauses(ports: Sequence[PortChange], hosts: Collection[str] = ()) -> lis
     for name in sorted(full):
         behind = tuple(n for n in _behind({name}, waits) if n not in excused)
         if behind:
-            found.append(PauseFinding(kind="congestion", origin=(name,), victims=behind))
-    return found
+            findings.append(PauseFinding(kind="congestion", origin=(name,), victims=behind))
+    return findings
 
 
 def _behind(origins: set[str], waits: dict[str, list[str]]) -> tuple[str, ...]:
     """Return the links that wait for these, directly or not."""
-    found = set(origins)
+    waiting = set(origins)
     while True:
-        more = {name for name, ways in waits.items() if found.intersection(ways)} - found
+        more = {name for name, ways in waits.items() if waiting.intersection(ways)} - waiting
         if not more:
-            return tuple(sorted(found - origins))
-        found |= more
+            return tuple(sorted(waiting - origins))
+        waiting |= more
 
 
 def _circle(waits: dict[str, list[str]]) -> list[str]:

@@ -209,20 +209,20 @@ class ProbeLedger:
 
     def verdict(self, now: float) -> ProbeVerdict:
         """Say who is to blame now, and was when this was last asked: first losses mislead."""
-        found = self._verdict(now)
+        accusation = self._verdict(now)
         before = self._blamed
-        found = replace(
-            found,
-            down=tuple(map(_directed, found.down)),
-            lossy=tuple(map(_directed, found.lossy)),
-            slow=tuple(map(_directed, found.slow)),
+        accusation = replace(
+            accusation,
+            down=tuple(map(_directed, accusation.down)),
+            lossy=tuple(map(_directed, accusation.lossy)),
+            slow=tuple(map(_directed, accusation.slow)),
         )
-        self._blamed = {b.parts for b in found.accused}
+        self._blamed = {b.parts for b in accusation.accused}
         return replace(
-            found,
-            down=tuple(b for b in found.down if b.parts in before),
-            lossy=tuple(b for b in found.lossy if b.parts in before),
-            slow=tuple(b for b in found.slow if b.parts in before),
+            accusation,
+            down=tuple(b for b in accusation.down if b.parts in before),
+            lossy=tuple(b for b in accusation.lossy if b.parts in before),
+            slow=tuple(b for b in accusation.slow if b.parts in before),
         )
 
     def _verdict(self, now: float) -> ProbeVerdict:
@@ -255,10 +255,10 @@ class ProbeLedger:
             for path in self._known()
             if now - path.heard_at < _QUEUE_S
         ]
-        found = blame(late, background=_LATE_BACKGROUND, enough=_LATE_ENOUGH, most=len(late))
-        full = {link for one in found for link in one.parts}
+        queues = blame(late, background=_LATE_BACKGROUND, enough=_LATE_ENOUGH, most=len(late))
+        full = {link for one in queues for link in one.parts}
         # a slow link's own trains make some probes late, other traffic makes most of them late
-        busy = {link for one in found if one.chance >= _BUSY for link in one.parts}
+        busy = {link for one in queues if one.chance >= _BUSY for link in one.parts}
         for path in self._known() if full else ():
             if full.isdisjoint(path.links):
                 continue

@@ -151,9 +151,9 @@ class _Reader:
             words = key.split()
             key = " ".join([*words[:4], "…", *words[-2:]])
         if key not in self.kinds:
-            found = tuple(one for one in self.catalog.signatures if one.match(text))
-            noise = any(one.kind == "noise" for one in found)
-            self.kinds[key] = None if noise else found
+            signatures = tuple(one for one in self.catalog.signatures if one.match(text))
+            noise = any(one.kind == "noise" for one in signatures)
+            self.kinds[key] = None if noise else signatures
         return self.kinds[key]
 
     def _hit(self, candidates: tuple[Signature, ...], line: Line, file: Identity) -> None:

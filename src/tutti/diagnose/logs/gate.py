@@ -36,10 +36,10 @@ class Gate:
             return self._searched(block)
         if self._compiled is None:
             self._compiled = (_scanner(), *_automaton(self.words))
-        scan, table, found = self._compiled
+        scan, table, accepts = self._compiled
         data = np.frombuffer(block, dtype=np.uint8)
         out = np.empty(block.count(b"\n") + 1, dtype=np.int64)
-        count = scan(data, table, found, out)
+        count = scan(data, table, accepts, out)
         return [int(i) for i in out[:count]]
 
     def _searched(self, block: bytes) -> list[int]:
@@ -92,7 +92,7 @@ def _scanner() -> Any:
     import numba
 
     @numba.njit(cache=True, nogil=True)
-    def scan(data: Any, table: Any, found: Any, out: Any) -> int:
+    def scan(data: Any, table: Any, accepts: Any, out: Any) -> int:
         state, count, seen = 0, 0, False
         for i in range(data.size):
             byte = data[i]
@@ -102,7 +102,7 @@ def _scanner() -> Any:
             if seen:
                 continue
             state = table[state, byte]
-            if found[state]:
+            if accepts[state]:
                 out[count] = i
                 count += 1
                 seen = True

@@ -64,10 +64,10 @@ class LogFile:
 
 def log_files(paths: list[Path]) -> list[Path]:
     """Return the files that are meant: folders are searched; "-" is what is piped in."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if str(path) == "-":
-            found.append(STANDARD_INPUT)
+            files.append(STANDARD_INPUT)
         elif path.is_dir():
             inside = sorted(
                 p for p in path.rglob("*")
@@ -75,12 +75,12 @@ def log_files(paths: list[Path]) -> list[Path]:
             )  # fmt: skip
             if not inside:
                 raise InputError(f"{path}: no file in it may be a log")
-            found += inside
+            files += inside
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise InputError(f"{path}: no such file{meant_instead(path, folders=True)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(files))
 
 
 def cleaned(text: str) -> str:

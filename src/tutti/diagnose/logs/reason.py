@@ -75,14 +75,14 @@ def _suspects(hits: list[Hit], seen: Collected, attempt: int) -> list[Suspect]:
     ends = {file.name: file.lines for file in seen.files}
     last = {name: max(h.line.number for h in hits if h.line.file == name) for name in _files(hits)}
     harmless = _said_before(seen, attempt)
-    found = []
+    suspects = []
     for index, group in enumerate(sorted(groups.values(), key=lambda g: _moment(g[0]))):
         score = max(_weight(hit, ends, last) for hit in group)
         score *= 1 - 0.03 * min(index, 5)
         if group[0].signature.name in harmless:
             score *= 0.6
-        found.append(Suspect(tuple(group), score))
-    return sorted(found, key=lambda s: -s.score)
+        suspects.append(Suspect(tuple(group), score))
+    return sorted(suspects, key=lambda s: -s.score)
 
 
 def _moment(hit: Hit) -> tuple[float, int]:
@@ -154,15 +154,15 @@ def _found(suspects: list[Suspect], hits: list[Hit], seen: Collected, notes: lis
 
 
 def _alternatives(others: list[Suspect]) -> tuple[Alternative, ...]:
-    found: dict[Component, Alternative] = {}
+    alternatives: dict[Component, Alternative] = {}
     for one in others:
-        if one.component not in found and one.component is not Component.UNDETERMINED:
-            found[one.component] = Alternative(
+        if one.component not in alternatives and one.component is not Component.UNDETERMINED:
+            alternatives[one.component] = Alternative(
                 component=one.component,
                 cause=one.hits[0].signature.says,
                 confidence=max(0.05, one.score * 0.4),
             )
-    return tuple(found.values())[:3]
+    return tuple(alternatives.values())[:3]
 
 
 def _symptoms(hits: list[Hit]) -> dict[str, str]:
@@ -171,12 +171,12 @@ def _symptoms(hits: list[Hit]) -> dict[str, str]:
     for hit in hits:
         if hit.signature.kind == "symptom":
             groups[hit.signature.family or hit.signature.name].append(hit)
-    found = {}
+    symptoms = {}
     for family, group in groups.items():
         ranks = {hit.who.rank for hit in group if hit.who.rank is not None}
         on = f" on {len(ranks)} ranks" if len(ranks) > 1 else ""
-        found[family] = group[0].signature.says + on
-    return found
+        symptoms[family] = group[0].signature.says + on
+    return symptoms
 
 
 def _symptoms_only(

@@ -72,8 +72,8 @@ class Signature:
     def match(self, text: str) -> re.Match[str] | None:
         """Return where a line is of this family."""
         for pattern in self.compiled:
-            if found := pattern.search(text):
-                return found
+            if match := pattern.search(text):
+                return match
         return None
 
 
@@ -122,19 +122,19 @@ def own_catalog() -> Catalog:
         (f for f in (here / "signatures").iterdir() if f.name.endswith(".yaml")),
         key=lambda f: f.name,
     )
-    found: list[Signature] = []
+    signatures: list[Signature] = []
     words: list[str] = []
     for file in files:
         document = parse_yaml(file.read_text(encoding="utf-8"), file.name)
         if file.name == "words.yaml":
             words = list(build(tuple[str, ...], document, Place(file.name)))
         else:
-            found += _signatures(document, file.name)
+            signatures += _signatures(document, file.name)
     tables = {
         file.name.removesuffix(".yaml"): _table(file.read_text(encoding="utf-8"), file.name)
         for file in (here / "codes").iterdir() if file.name.endswith(".yaml")
     }  # fmt: skip
-    return _checked(Catalog(tuple(found), tables, tuple(words)))
+    return _checked(Catalog(tuple(signatures), tables, tuple(words)))
 
 
 def with_own_signatures(catalog: Catalog, path: Path) -> Catalog:

@@ -44,13 +44,13 @@ def on_one_clock(rings: Sequence[RingReading], own: str) -> tuple[list[RingReadi
 
 def _begins(rings: Sequence[RingReading]) -> dict[int, float]:
     """Return when a host's first rank began each step, on its own wall clock."""
-    found: dict[int, float] = {}
+    begins: dict[int, float] = {}
     for ring in rings:
         for event in ring.events:
             if event.kind is Kind.STEP:
                 at = (event.time_ns + ring.clock_ns) / 1e9
-                found[event.step] = min(at, found.get(event.step, at))
-    return found
+                begins[event.step] = min(at, begins.get(event.step, at))
+    return begins
 
 
 def _step_s(begins: dict[int, float]) -> float:

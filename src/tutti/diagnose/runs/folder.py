@@ -13,7 +13,7 @@ from pathlib import Path
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
 from tutti.diagnose.runs.clocks import on_one_clock
 from tutti.diagnose.runs.generations import diagnose_generations
-from tutti.diagnose.runs.hang import diagnose_rings
+from tutti.diagnose.runs.recorded_hang import diagnose_rings
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
 from tutti.diagnose.runs.still import diagnose_still
 from tutti.errors import InputError
@@ -53,14 +53,14 @@ def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> 
     met = read_alerts(folder / SERIES, notes)
     notes += [alert.words() for alert in met[:_MOST_ALERTS]]
     ended = diagnose_generations(folder / ELASTIC / JOURNAL)
-    found = hang or ended or _confirmed(slow, met) or _alerted(met, folder)
-    if ended is not None and found is not ended:
+    finding = hang or ended or _confirmed(slow, met) or _alerted(met, folder)
+    if ended is not None and finding is not ended:
         notes.append(ended.cause)
-    if found is None:
+    if finding is None:
         cause = "nobody hangs, and steps are as regular as they were"
         return Finding(component=Component.UNDETERMINED, healthy=True, confidence=0.6,
                        cause=cause, notes=tuple(notes))  # fmt: skip
-    return replace(found, notes=(*found.notes, *notes))
+    return replace(finding, notes=(*finding.notes, *notes))
 
 
 def _confirmed(slow: Finding | None, met: Sequence[Alert]) -> Finding | None:
@@ -92,17 +92,17 @@ def _alerted(met: Sequence[Alert], folder: Path) -> Finding | None:
 
 def read_alerts(folder: Path, notes: list[str]) -> list[Alert]:
     """Return what the figures of the hosts are worth a word about."""
-    found: list[Alert] = []
+    raised: list[Alert] = []
     for path in sorted(folder.glob("*.sqlite")):
         try:
             store = SeriesStore(path, read_only=True)
             names = set(store.names())
             for rule in own_rules():
                 if any(n == rule.figure or n.startswith(rule.figure + "{") for n in names):
-                    found += alerts(rule, store.read(rule.figure, 0, 1 << 40))
+                    raised += alerts(rule, store.read(rule.figure, 0, 1 << 40))
         except InputError as error:
             notes.append(str(error))
-    return found
+    return raised
 
 
 def any_alive(rings: Sequence[RingReading]) -> bool:
@@ -126,14 +126,14 @@ def read_figures(path: Path, notes: list[str]) -> list[Figure]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found: list[Figure] = []
+    figures: list[Figure] = []
     bad = 0
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
             if "validation_loss" in value:
                 continue
-            found.append(
+            figures.append(
                 Figure(line=number, step=int(value["step"]), seconds=float(value["seconds"]),
                        predicted_s=value.get("predicted_s"), pools=value.get("pools") or {})
             )  # fmt: skip
@@ -141,4 +141,4 @@ def read_figures(path: Path, notes: list[str]) -> list[Figure]:
             bad += number < len(lines)
     if bad:
         notes.append(f"{path}: {bad} lines are no figures of a step")
-    return found
+    return figures

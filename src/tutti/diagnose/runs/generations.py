@@ -24,7 +24,9 @@ def diagnose_generations(path: Path) -> Finding | None:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    ended = [(n, *found) for n, line in enumerate(lines, 1) if (found := _ended(line)) is not None]
+    ended = [
+        (n, *fields) for n, line in enumerate(lines, 1) if (fields := _ended(line)) is not None
+    ]
     if not ended:
         return None
     number, generation, why = ended[-1]

@@ -79,14 +79,14 @@ def _with_rank(slower: Finding, twin: Finding | None) -> Finding:
 
 def change_point(seconds: Sequence[float]) -> int | None:
     """Return from where on values are higher for good, if they are; medians of both sides."""
-    best, found = 0.0, None
+    best, best_at = 0.0, None
     for at in range(_LEAST_SIDE, len(seconds) - _LEAST_SIDE + 1):
         before, after = statistics.median(seconds[:at]), statistics.median(seconds[at:])
         spread = max(deviation(seconds[:at]), deviation(seconds[at:]), 1e-3 * before)
         score = (after - before) / spread * min(at, len(seconds) - at) ** 0.5
         if after > _LEAST_RATIO * before and after - before > 3 * spread and score > best:
-            best, found = score, at
-    return found if best > _LEAST_DEVIATIONS else None
+            best, best_at = score, at
+    return best_at if best > _LEAST_DEVIATIONS else None
 
 
 def _irregular(steady: Sequence[Figure]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tutti.diagnose.finding import Component, Evidence, Finding, Where
-from tutti.diagnose.hangs import Hang, Observed, Reason, find_hang, stray_of
-from tutti.diagnose.runs.hang import step_seconds
+from tutti.diagnose.runs.live_hang import Hang, Observed, Reason, find_hang, stray_of
+from tutti.diagnose.runs.recorded_hang import step_seconds
 from tutti.observe.ring import RingReading
 from tutti.observe.still import Still
 
@@ -56,8 +56,8 @@ def _observed(still: Still, words: Sequence[str]) -> Observed:
 
 
 def _finding(hang: Hang, ranks: Sequence[Still]) -> Finding:
-    still = next(found for found in ranks if found.rank == hang.rank)
-    others = sorted(ranks, key=lambda found: found.rank != hang.rank)
+    still = next(of_rank for of_rank in ranks if of_rank.rank == hang.rank)
+    others = sorted(ranks, key=lambda of_rank: of_rank.rank != hang.rank)
     component = _COMPONENTS[hang.reason]
     sure = hang.reason in (Reason.STOPPED, Reason.STRAY, Reason.FILE)
     known = component is not Component.UNDETERMINED

@@ -39,9 +39,9 @@ def scoring_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _first_token(config: Mapping[str, Any], *keys: str) -> int:
     for key in keys:
         value = config.get(key)
-        found = value[0] if isinstance(value, list) and value else value
-        if isinstance(found, int) and found >= 0:
-            return found
+        token = value[0] if isinstance(value, list) and value else value
+        if isinstance(token, int) and token >= 0:
+            return token
     return 0
 
 

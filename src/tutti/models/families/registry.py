@@ -104,8 +104,8 @@ def read_config(values: Mapping[str, object], name: str, file: str | None = None
         raise place.key("model_type").value_error(
             f"is {shown(model_type)}, which is not supported; {_remedy(values)}"
         )
-    found = _read(_FAMILIES[model_type], values, name, place)
-    return found.with_scores() if _gives_scores(values, place) else found
+    spec = _read(_FAMILIES[model_type], values, name, place)
+    return spec.with_scores() if _gives_scores(values, place) else spec
 
 
 def _gives_scores(values: Mapping[str, object], place: Place) -> bool:

@@ -62,11 +62,11 @@ def driver_counters(nic: str) -> dict[str, int]:
 
 def pause_figures(counters: Mapping[str, int]) -> dict[str, float]:
     """Return the pauses among a driver's counters, by the figures' names."""
-    found: dict[str, float] = {}
+    pauses: dict[str, float] = {}
     for figure, pattern in counter_names("driver").items():
         own = [value for name, value in counters.items() if pattern.fullmatch(name)]
         if own and figure == "nic_paused_microseconds":
-            found["nic_paused_seconds_total"] = sum(own) / 1e6
+            pauses["nic_paused_seconds_total"] = sum(own) / 1e6
         elif own:
-            found[figure] = float(sum(own))
-    return found
+            pauses[figure] = float(sum(own))
+    return pauses

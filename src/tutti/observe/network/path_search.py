@@ -56,9 +56,9 @@ class PathSearch:
     def due(self, now: float, most: int) -> list[tuple[int, int, int]]:
         """Return what to send now: peer, source port, hops."""
         self._start(now, most)
-        found: list[tuple[int, int, int]] = []
+        probes: list[tuple[int, int, int]] = []
         for trace in list(self._under_way.values()):
-            if len(found) == most:
+            if len(probes) == most:
                 break
             if trace.sent_at >= 0 and now - trace.sent_at < _PATIENCE_S:
                 continue
@@ -67,8 +67,8 @@ class PathSearch:
                 if (trace.peer, trace.port) not in self._under_way:
                     continue
             trace.tries, trace.sent_at = trace.tries + 1, now
-            found.append((trace.peer, trace.port, trace.at))
-        return found
+            probes.append((trace.peer, trace.port, trace.at))
+        return probes
 
     def answer(self, peer: int, port: int, hops: int, by: str) -> None:
         """Note which switch a packet with so many hops ended at."""

@@ -32,9 +32,9 @@ class ProbeFile:
     @classmethod
     def load(cls, path: Path) -> ProbeFile:
         """Read a file; what cannot be is refused."""
-        found = build_fields(cls, files.read_file(path), Place(path.name))
-        found.check(path.name)
-        return found
+        probe_file = build_fields(cls, files.read_file(path), Place(path.name))
+        probe_file.check(path.name)
+        return probe_file
 
     def check(self, name: str) -> None:
         """Refuse addresses, ports and numbers that cannot be."""

@@ -35,11 +35,11 @@ class PortLinks:
     @classmethod
     def load(cls, path: Path) -> PortLinks:
         """Read a file of links."""
-        found = build_fields(cls, files.read_file(path), Place(path.name))
-        if not found.links:
+        port_links = build_fields(cls, files.read_file(path), Place(path.name))
+        if not port_links.links:
             raise InputError(f"{path.name}: 'links' names no device")
-        found.bytes_per_s(path.name)
-        return found
+        port_links.bytes_per_s(path.name)
+        return port_links
 
     def bytes_per_s(self, name: str = "links") -> float:
         """Return the ports' rate."""
@@ -83,14 +83,14 @@ def _updates(value: Any, name: str) -> Iterator[tuple[float, str, str, Counted]]
         seconds = int(value["timestamp"]) / 1e9
         device = str(value["source"]).rpartition(":")[0] or str(value["source"])
         for update in value["updates"]:
-            found = _PORT.search(str(update.get("Path") or update.get("path") or ""))
-            if found is None:
+            port_path = _PORT.search(str(update.get("Path") or update.get("path") or ""))
+            if port_path is None:
                 continue
             counted: Counted = defaultdict(float)
             for path, inner in (update.get("values") or {}).items():
                 _collect(str(path).rpartition("/")[2], inner, counted)
             if counted:
-                yield seconds, device, found[1] or found[2], dict(counted)
+                yield seconds, device, port_path[1] or port_path[2], dict(counted)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{name}: not an update of gNMI ({error})") from None
 
@@ -112,11 +112,11 @@ def readings(links: PortLinks, paths: list[Path]) -> list[tuple[float, dict[Link
     """
     rate, known = links.bytes_per_s(), links.links
     state: dict[Link, Counted] = {}
-    found: list[tuple[float, dict[Link, PortCounters]]] = []
+    snapshots: list[tuple[float, dict[Link, PortCounters]]] = []
     began: float | None = None
 
     def close(at: float) -> None:
-        found.append((at, {link: _port(rate, values) for link, values in state.items()}))
+        snapshots.append((at, {link: _port(rate, values) for link, values in state.items()}))
 
     for seconds, device, port, counted in sorted(
         (update for path in paths for update in read_updates(path)), key=lambda one: one[0]
@@ -133,20 +133,20 @@ def readings(links: PortLinks, paths: list[Path]) -> list[tuple[float, dict[Link
         state[link] = state.get(link, {}) | counted
     if began is not None:
         close(began)
-    return found
+    return snapshots
 
 
 def _port(rate: float, counted: Counted) -> PortCounters:
-    found = {
+    values_of = {
         figure: [value for leaf, value in counted.items() if pattern.fullmatch(leaf)]
         for figure, pattern in counter_names("switch").items()
     }
-    paused = found["paused_microseconds"]
+    paused = values_of["paused_microseconds"]
     return PortCounters(
         rate=rate,
-        sent_bytes=sum(found["sent_bytes"]),
+        sent_bytes=sum(values_of["sent_bytes"]),
         paused_s=sum(paused) / 1e6 if paused else None,
-        pause_frames=sum(found["pause_frames"]),
-        marks=sum(found["marks"]),
-        discards=sum(found["discards"]),
+        pause_frames=sum(values_of["pause_frames"]),
+        marks=sum(values_of["marks"]),
+        discards=sum(values_of["discards"]),
     )

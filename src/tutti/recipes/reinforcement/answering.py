@@ -41,7 +41,7 @@ class Order:
 
 
 def _prompt(order: TrainingOrder | ValidationRows, sample: int) -> PromptRecord:
-    part, row = order.found(sample)
+    part, row = order.part_and_row(sample)
     assert isinstance(part.rows, PromptRows)
     return part.rows.prompts[row]
 

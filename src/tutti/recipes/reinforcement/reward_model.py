@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tutti.accelerator import open_accelerator
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.errors import InputError
 from tutti.huggingface import open_checkpoint
 from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer

@@ -61,12 +61,12 @@ def heads_of(kv_heads: int, tp: int, rank: int) -> Span:
 
 def parts_between(spec: ModelSpec, source: EngineLayout, target: EngineLayout) -> list[Part]:
     """Return all that one engine sends to another; every head that is needed comes once."""
-    found = []
+    parts = []
     for unit in range(1, spec.num_layers + 1):
         attention = spec.block(unit).attention
         senders, takers = source.holders(unit), target.holders(unit)
         if attention.latent is not None:  # every rank has all of it
-            found += [
+            parts += [
                 Part(unit, senders[t % len(senders)], rank, (0, 1), (0, 1))
                 for t, rank in enumerate(takers)
             ]
@@ -79,19 +79,19 @@ def parts_between(spec: ModelSpec, source: EngineLayout, target: EngineLayout) -
                 held.setdefault(head, (rank, head - low))
         for t, rank in enumerate(takers):
             low, high = heads_of(count, len(takers), t)
-            found += _runs(unit, rank, [held[head] for head in range(low, high)])
-    return found
+            parts += _runs(unit, rank, [held[head] for head in range(low, high)])
+    return parts
 
 
 def _runs(unit: int, target: int, wanted: list[tuple[int, int]]) -> list[Part]:
     """Return heads that follow each other on one rank as one part."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for place, (rank, head) in enumerate(wanted):
-        last = found[-1] if found else None
+        last = parts[-1] if parts else None
         if last is not None and last.source == rank and last.given[1] == head:
-            found[-1] = last._replace(
+            parts[-1] = last._replace(
                 given=(last.given[0], head + 1), taken=(last.taken[0], place + 1)
             )
         else:
-            found.append(Part(unit, rank, target, (head, head + 1), (place, place + 1)))
-    return found
+            parts.append(Part(unit, rank, target, (head, head + 1), (place, place + 1)))
+    return parts

@@ -33,7 +33,7 @@ def weights_digest(folder: Path) -> str:
     config = folder / "config.json"
     if config.is_file():
         digest.update(config.read_bytes())
-    for path in sorted(found for kind in _WEIGHTS for found in folder.glob(kind)):
+    for path in sorted(weights for kind in _WEIGHTS for weights in folder.glob(kind)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:

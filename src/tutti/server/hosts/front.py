@@ -108,7 +108,7 @@ class Hosts:
 
     def look(self) -> list[str]:
         """Hear what agents say, and say what is wanted; return what changed, as a user reads it."""
-        found = []
+        news = []
         while self._socket.poll(0):
             identity, data = self._socket.recv_multipart()
             try:
@@ -117,14 +117,14 @@ class Hosts:
                 log.warning("a message that is none: %s", error)
                 continue
             line = self._joined(identity, said) if isinstance(said, Join) else self._heard(said)
-            found += [line] if line else []
+            news += [line] if line else []
         now = self._clock()
         for name, member in list(self._members.items()):
             if now - member.heard > LOST_S:
-                found.append(self._left(name, f"was not heard of for {now - member.heard:.0f} s"))
+                news.append(self._left(name, f"was not heard of for {now - member.heard:.0f} s"))
         if self._changed or now - self._said > BEAT_S:
             self._tell()
-        return found
+        return news
 
     def _joined(self, identity: bytes, said: Join) -> str | None:
         if said.host not in self._names:

@@ -28,17 +28,17 @@ Seats = Mapping[tuple[int, int], Seat]
 
 def seats_of(plan: Plan) -> Seats:
     """Return where each rank of each engine is."""
-    found: dict[tuple[str, int, int], tuple[str, int]] = {}
+    host_of_chip: dict[tuple[str, int, int], tuple[str, int]] = {}
     for component in find_components(plan, embedded_cluster(plan)):
         for host in component.hosts:
             for local, slot in enumerate(host.slots):
-                found[host.pool, host.node, slot] = (host.name, local)
+                host_of_chip[host.pool, host.node, slot] = (host.name, local)
     seats = {}
     for engine in range(num_engines(plan)):
         ranks = RankMap(engine_part(plan, engine))
         for rank in range(ranks.num_ranks):
             chip = ranks.place(rank).chip
-            seats[engine, rank] = Seat(*found[chip.pool, chip.node, chip.slot], chip)
+            seats[engine, rank] = Seat(*host_of_chip[chip.pool, chip.node, chip.slot], chip)
     return seats
 
 

@@ -166,11 +166,11 @@ class Api:
 
     def _tokenised(self, tokens: list[int], named: dict[str, dict[str, Any]]) -> list[int]:
         """Return a prompt as hooks leave it."""
-        found = self.hooks.tokenised(tokens, named)
-        wrong = next((token for token in found if not 0 <= token < self.client.state.vocab), None)
+        ids = self.hooks.tokenised(tokens, named)
+        wrong = next((token for token in ids if not 0 <= token < self.client.state.vocab), None)
         if wrong is not None:
             raise hook_failed(f"a hook made token {wrong}, which the vocabulary does not have")
-        return found
+        return ids
 
     async def answered(self, asked: Sampled, headers: Mapping[str, str]) -> Response:
         """Return an answer, whole or as a stream."""
@@ -194,12 +194,14 @@ class Api:
                     f"a text of {len(prompt)} tokens: the context holds {state.context}", "input"
                 )
         wishes = Wishes(max_tokens=1, adapter=adapter)
-        found: list[list[float]] = []
+        vectors: list[list[float]] = []
         for start in range(0, len(prompts), PART):
             some = prompts[start : start + PART]
-            found += await asyncio.gather(*(self._vector(p, wishes, asked.pooling) for p in some))
-        if asked.dimensions is not None and asked.dimensions != len(found[0]):
-            raise refused(f"'dimensions' may be {len(found[0])}: vectors are not cut", "dimensions")
+            vectors += await asyncio.gather(*(self._vector(p, wishes, asked.pooling) for p in some))
+        if asked.dimensions is not None and asked.dimensions != len(vectors[0]):
+            raise refused(
+                f"'dimensions' may be {len(vectors[0])}: vectors are not cut", "dimensions"
+            )
         count = sum(len(prompt) for prompt in prompts)
         return {
             "object": "list",
@@ -207,7 +209,7 @@ class Api:
             "data": [
                 {"object": "embedding", "index": index,
                  "embedding": _packed(vector) if asked.encoding_format == "base64" else vector}
-                for index, vector in enumerate(found)
+                for index, vector in enumerate(vectors)
             ],
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }  # fmt: skip

@@ -173,8 +173,8 @@ class Job:
         logprobs = None
         if asked.logprobs is not None:
             before: list[Likely | None] = [None, *sample.prompt_logprobs] if asked.echo else []
-            found = [*before, *(sample.logprobs if new else [])]
-            logprobs = completion_logprobs(found, [*prompt, *new], self.tokenizer)
+            likely = [*before, *(sample.logprobs if new else [])]
+            logprobs = completion_logprobs(likely, [*prompt, *new], self.tokenizer)
         finish = "length" if asked.max_tokens == 0 else sample.finish
         return {
             "index": sample.number, "text": text, "logprobs": logprobs, "finish_reason": finish
@@ -288,22 +288,22 @@ class _ChatPieces:
         logprobs = None
         if job.wishes[number].logprobs is not None and said.logprobs:
             logprobs = chat_logprobs(said.logprobs, job.tokenizer)
-        text, found = self._held[number] + said.text, []
+        text, chunks = self._held[number] + said.text, []
         holds = job.format is not None and tools.may_begin(text, job.format)
         self._held[number] = text if holds and said.finish is None else ""
         finish = said.finish
         if holds and finish is not None:
             text, calls = self._parse(text)
             for index, call in enumerate(calls):
-                found.append(_chat_piece(number, {"tool_calls": [call.body(index)]}))
+                chunks.append(_chat_piece(number, {"tool_calls": [call.body(index)]}))
                 finish = "tool_calls"
         elif holds:
             text = ""
         if text or logprobs is not None:
-            found.insert(0, _chat_piece(number, {"content": text}, logprobs))
+            chunks.insert(0, _chat_piece(number, {"content": text}, logprobs))
         if finish is not None:
-            found.append(_chat_piece(number, {}, None, finish))
-        return found
+            chunks.append(_chat_piece(number, {}, None, finish))
+        return chunks
 
 
 def _chat_piece(

@@ -113,7 +113,7 @@ def prompts_of(
         listed = given if isinstance(given, list) else [given]
     if not listed:
         raise refused("the prompt is empty", "prompt")
-    found = []
+    token_lists = []
     for one in listed:
         tokens = encoded(one, tokenizer) if isinstance(one, str) else [int(t) for t in one]
         wrong = next((token for token in tokens if not 0 <= token < vocab), None)
@@ -121,8 +121,8 @@ def prompts_of(
             raise refused(f"token {wrong}: the vocabulary has 0 to {vocab - 1}", "prompt")
         if not tokens:
             raise refused("the prompt is empty", "prompt")
-        found.append(tokens)
-    return found
+        token_lists.append(tokens)
+    return token_lists
 
 
 def encoded(text: str, tokenizer: Tokenizer | None) -> list[int]:

@@ -89,7 +89,7 @@ class Sample:
         return Said(self.number, text, update.tokens[:count], update.logprobs[:count], finish)
 
 
-def chat_logprobs(found: Sequence[Likely], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def chat_logprobs(logprobs: Sequence[Likely], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return log-probabilities as chats have them."""
     return {
         "content": [
@@ -97,7 +97,7 @@ def chat_logprobs(found: Sequence[Likely], tokenizer: Tokenizer | None) -> dict[
                 **_entry(one.token, one.logprob, tokenizer),
                 "top_logprobs": [_entry(token, value, tokenizer) for token, value in one.top],
             }
-            for one in found
+            for one in logprobs
         ],
         "refusal": None,
     }
@@ -119,7 +119,7 @@ def _finite(value: float) -> float:
 
 
 def completion_logprobs(
-    found: Sequence[Likely | None], tokens: Sequence[int], tokenizer: Tokenizer | None
+    logprobs: Sequence[Likely | None], tokens: Sequence[int], tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
     """Return log-probabilities as completions have them; None: of a prompt's first token."""
     texts = [token_text(token, tokenizer) for token in tokens]
@@ -128,7 +128,7 @@ def completion_logprobs(
         offsets.append(at)
         at += len(text)
     tops: list[dict[str, float] | None] = []
-    for one in found:
+    for one in logprobs:
         if one is None:
             tops.append(None)
             continue
@@ -137,7 +137,7 @@ def completion_logprobs(
         tops.append(likely)
     return {
         "tokens": texts,
-        "token_logprobs": [None if one is None else _finite(one.logprob) for one in found],
+        "token_logprobs": [None if one is None else _finite(one.logprob) for one in logprobs],
         "top_logprobs": tops,
         "text_offset": offsets,
     }

@@ -46,12 +46,12 @@ def format_of(tokenizer: Tokenizer) -> Format:
 def shown_tokens(kind: Format, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the special tokens that open or close a call: they must stay in the text."""
     marks = [mark for mark in (_OPENS[kind], _CLOSES[kind]) if mark]
-    found = set()
+    shown = set()
     for mark in marks:
         tokens = tokenizer.encode([mark])[0]
         if len(tokens) == 1:
-            found.add(int(tokens[0]))
-    return frozenset(found)
+            shown.add(int(tokens[0]))
+    return frozenset(shown)
 
 
 def parsed(text: str, kind: Format) -> tuple[str, list[Call]]:
@@ -76,10 +76,10 @@ def _hermes(text: str) -> tuple[str, list[Call]]:
         if not mark:
             return said.strip() if calls else said, calls
         inside, close, rest = after.partition(_CLOSES["hermes"])
-        found = _listed(inside)
-        if not found:
+        inner_calls = _listed(inside)
+        if not inner_calls:
             said += mark + inside + close
-        calls += found
+        calls += inner_calls
 
 
 def _listed(text: str) -> list[Call]:

@@ -40,13 +40,13 @@ class RequestTimes:
 def spans_of(times: RequestTimes, ended: int) -> list[tuple[str, int, int]]:
     """Return the parts of a request: name, begin and end."""
     sent = times.sent or ended
-    found = [("prepare", times.began, sent)]
+    spans = [("prepare", times.began, sent)]
     if times.sent:
         first = times.pieces[0][0] if times.pieces else ended
-        found.append(("queue and prompt", sent, first))
+        spans.append(("queue and prompt", sent, first))
         if times.pieces:
-            found.append(("answer", first, ended))
-    return found
+            spans.append(("answer", first, ended))
+    return spans
 
 
 class Tracing:

@@ -91,14 +91,14 @@ class UrlFiles:
     def __init__(
         self, run: RemoteRun, checkpoint: RemoteCheckpoint, streams: int = STREAMS
     ) -> None:
-        self._run, self.found = run, checkpoint
+        self._run, self.checkpoint = run, checkpoint
         self._pool = ThreadPoolExecutor(streams, thread_name_prefix="ranges")
         self.name = checkpoint.name
         self.place = f"{run.folder.url}/{checkpoint.folder}"
 
     @cached_property
     def _manifest(self) -> Manifest:
-        return self._run.manifest(self.found)
+        return self._run.manifest(self.checkpoint)
 
     def manifest(self) -> Manifest:
         """Return what it says of itself."""
@@ -106,13 +106,13 @@ class UrlFiles:
 
     def damage(self) -> str | None:
         """Say in one line why it is not whole; None if it is."""
-        return self._run.damage(self.found, self._pool)
+        return self._run.damage(self.checkpoint, self._pool)
 
     def read(self, name: str, files: Mapping[str, SavedFile]) -> bytes:
         """Return a small file, if it is what was saved."""
-        content = self._run.folder.read(f"{self.found.folder}/{name}")
+        content = self._run.folder.read(f"{self.checkpoint.folder}/{name}")
         return check_content(f"{self.place}/{name}", name, content, files)
 
     def fill(self, name: str, start: int, memory: memoryview) -> None:
         """Fill memory with a range of a rank's file, by several connections."""
-        read_into(self._run.folder, f"{self.found.folder}/{name}", start, memory, self._pool)
+        read_into(self._run.folder, f"{self.checkpoint.folder}/{name}", start, memory, self._pool)

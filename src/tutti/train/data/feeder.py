@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator import Accelerator
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.accelerator.reference.sampled_answers import SampledAnswers
 from tutti.errors import InputError, TuttiError
 from tutti.models.spec import ModelSpec

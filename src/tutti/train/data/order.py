@@ -86,10 +86,10 @@ class TrainingOrder:
 
     def row(self, sample: int) -> Row:
         """Return the row of a global sample."""
-        source, row = self.found(sample)
+        source, row = self.part_and_row(sample)
         return source.rows.row(row)
 
-    def found(self, sample: int) -> tuple[DataPart, int]:
+    def part_and_row(self, sample: int) -> tuple[DataPart, int]:
         """Return the part that a sample is of, and which of its rows it is."""
         place = self.place(sample)
         return self.parts[place.source], place.row
@@ -158,10 +158,10 @@ class ValidationRows:
         """Return a row; one without a loss behind the last."""
         if sample >= self.num_rows:
             return self.blank
-        own, row = self.found(sample)
+        own, row = self.part_and_row(sample)
         return own.rows.row(row)
 
-    def found(self, sample: int) -> tuple[DataPart, int]:
+    def part_and_row(self, sample: int) -> tuple[DataPart, int]:
         """Return the part that a row with a loss is of, and which of its rows it is."""
         part = int(np.searchsorted(self._starts, sample, "right")) - 1
         own = self.parts[part]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tutti.diagnose.hangs import Observed, find_hang, stray_of
+from tutti.diagnose.runs.live_hang import Observed, find_hang, stray_of
 from tutti.diagnose.slow import FIRST, ON_END, SlowRanks, Verdict
 from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase

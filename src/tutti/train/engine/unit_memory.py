@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,10 +85,25 @@ def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Meas
     if not counted:
         accelerator.limit_memory(EVERYTHING)
     try:
-        return {place: RankMeter(seats, seat, accelerator).rank() for place, seat in first.items()}
+        with _only_new_garbage():
+            return {
+                place: RankMeter(seats, own, accelerator).rank() for place, own in first.items()
+            }
     finally:
         if not counted:
             accelerator.limit_memory(None)
+
+
+@contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Let collections look at what is made from here on: all of a large process takes seconds."""
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:  # else somebody else keeps them so
+            gc.unfreeze()
 
 
 class RankMeter:

@@ -27,29 +27,29 @@ class RankEvaluations:
         data: PackedData,
     ) -> None:
         self._context, self._engine, self._feed = context, engine, feed
-        self.found: Evaluations | None = None
+        self.evaluations: Evaluations | None = None
         given = context.config.evaluate
         if given is not None:  # ranks talk in a group of their own: a save may be under way
             self._asking = Processes(comm, name="evaluation")
             longest = context.plan.job.sequence_length
-            self.found = open_evaluations(given, data.tokenizer, context.spec.vocab, longest)
+            self.evaluations = open_evaluations(given, data.tokenizer, context.spec.vocab, longest)
 
     @property
     def is_over(self) -> bool:
         """Whether figures have not become better for too long."""
-        return self.found is not None and self.found.is_over
+        return self.evaluations is not None and self.evaluations.is_over
 
     @property
     def why_over(self) -> str:
         """What a person reads of that."""
-        assert self.found is not None
-        return f"{self.found.figure} was no better for {self.found.worse} evaluations"
+        assert self.evaluations is not None
+        return f"{self.evaluations.figure} was no better for {self.evaluations.worse} evaluations"
 
     def recall(self, step: int) -> None:
         """Take up what the run wrote before it is gone on with."""
-        if self.found is not None:
+        if self.evaluations is not None:
             folder = self._context.config.folder
-            recall(self.found, folder, step, lambda text: self._asking.broadcast((text,))[0])
+            recall(self.evaluations, folder, step, lambda text: self._asking.broadcast((text,))[0])
 
     def take(self, number: int) -> tuple[float, bool] | None:
         """Take the tasks that are due after a step.
@@ -57,7 +57,7 @@ class RankEvaluations:
         Return the figure by which checkpoints are compared, lower is better, and whether one is to
         be written: it is the best so far.
         """
-        given, config = self.found, self._context.config
+        given, config = self.evaluations, self._context.config
         if given is None or not given.due(number, config.steps):
             return None
         figures = given.take(number, self._ask)

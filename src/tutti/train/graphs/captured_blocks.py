@@ -158,7 +158,7 @@ class Graphs:
         elif self._steps == 3:
             watch, self.watch = self.watch, None
             assert watch is not None
-            self._decide(watch.found())
+            self._decide(watch.waits())
 
     def _decide(self, waits: ChipWaits | None) -> None:
         """Choose by what the chip waited for in the step before, and say why."""

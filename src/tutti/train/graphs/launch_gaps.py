@@ -46,6 +46,6 @@ class LaunchWatch:
         self._passes += 1
         self._waited += begin.passed()
 
-    def found(self) -> ChipWaits | None:
+    def waits(self) -> ChipWaits | None:
         """Return what was seen; None if no pass was."""
         return ChipWaits(self._waited, self._passes) if self._passes else None

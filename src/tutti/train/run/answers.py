@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.models.objective import Objective
 from tutti.nn.batch import Batch
 from tutti.train.data.answer_rows import AnswerRows
@@ -38,10 +38,10 @@ class AnswerSamples:
         """Return the row of a global sample."""
         if isinstance(self.order, ValidationRows) and sample >= self.order.num_rows:
             return self.order.blank
-        part, row = self.order.found(sample)
-        found = row_at(part, row, other=self.other)
+        part, row = self.order.part_and_row(sample)
+        answer = row_at(part, row, other=self.other)
         known = self.references.get((part.number, row, self.other))
-        return found if known is None else replace(found, references=tuple(known))
+        return answer if known is None else replace(answer, references=tuple(known))
 
 
 class AnswerLoss:

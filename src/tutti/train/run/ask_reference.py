@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti import files
-from tutti.accelerator.reference.answers import Answers
+from tutti.accelerator.reference.preference_losses import Answers
 from tutti.errors import InputError
 from tutti.models.objective import Objective
 from tutti.train.checkpoint.coordinator import Coordinator
@@ -124,7 +124,7 @@ def wanted_rows(data: PackedData, objective: Objective, *, samples: int, held: i
         orders.append((data.validation, min(held, data.validation.num_rows)))
     for order, count in orders:
         for sample in range(count):
-            part, row = order.found(sample)
+            part, row = order.part_and_row(sample)
             for other in sides:
                 rows[part.number, row, other] = (part, row, other)
             if order is data.train and len(rows) == len(sides) * whole:

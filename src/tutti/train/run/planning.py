@@ -171,7 +171,7 @@ def trained(spec: ModelSpec, config: TrainConfig, *, plain: bool = False) -> Mod
     """
     objective, tuning = config.objective, config.tuning
     if objective is not None and objective.gives_scores:
-        found = spec.with_scores()
+        model = spec.with_scores()
         if tuning is not None and tuning.adapter is not None and SCORE not in tuning.trained:
             tuning = replace(tuning, trained=(*tuning.trained, SCORE))  # it begins at random
     elif spec.head.scores:
@@ -180,20 +180,20 @@ def trained(spec: ModelSpec, config: TrainConfig, *, plain: bool = False) -> Mod
             "{kind: reward}, or name a model that does"
         )
     else:
-        found = spec.with_training(answers=objective is not None)
+        model = spec.with_training(answers=objective is not None)
     how = config.distillation
     if how is not None:
-        teacher = teacher_model(how, found)
-        found = replace(found, taught=True, teacher=None if how.stored else teacher)
+        teacher = teacher_model(how, model)
+        model = replace(model, taught=True, teacher=None if how.stored else teacher)
     if plain:
-        return tuned(found, tuning)
+        return tuned(model, tuning)
     balance = None if config.balance_loss == "config" else config.balance_loss == "on"
-    found = found.with_training(
+    model = model.with_training(
         balance=balance if objective is None else False,
         padding=config.padding_row == "trained",
-        answers=found.answers,
+        answers=model.answers,
     )
-    return tuned(found, tuning)
+    return tuned(model, tuning)
 
 
 def tuned(spec: ModelSpec, tuning: Tuning | None) -> ModelSpec:

@@ -165,15 +165,15 @@ class Teaching:
                     if seat.tensor.rank:
                         continue
                     samples = sample_indices(plan, seat, step, micro_batch)
-                    found = {_TOKENS: told.tokens_tk, _LOGPS: told.logps_tk}
-                    self._write(kept, found, samples, self._own(batch), len(rows.rows))
+                    answers = {_TOKENS: told.tokens_tk, _LOGPS: told.logps_tk}
+                    self._write(kept, answers, samples, self._own(batch), len(rows.rows))
         for file in kept.values():
             file.flush()
 
     def _write(
         self,
         kept: Mapping[str, Any],
-        found: Mapping[str, Any],
+        answers: Mapping[str, Any],
         samples: range,
         own: np.ndarray[Any, Any],
         count: int,
@@ -181,7 +181,7 @@ class Teaching:
         length = self._shapes[_TOKENS][1]
         rows, columns = own // length + samples.start, own % length
         real = rows < count
-        for name, told in found.items():
+        for name, told in answers.items():
             values = told.cpu().numpy().astype(kept[name].dtype)
             kept[name][rows[real], columns[real]] = values[real]
 
@@ -199,7 +199,7 @@ class Teaching:
         for index, sample in enumerate(samples):
             known = sample < getattr(order, "num_rows", sample + 1)
             if known:
-                part, row = order.found(sample)
+                part, row = order.part_and_row(sample)
                 places[index] = self._places[part.number, row]
         rows, columns = places[own // length], own % length
         device = self._engine.accelerator.device
@@ -212,15 +212,15 @@ class Teaching:
 
 def _wanted(data: PackedData, *, samples: int, held: int) -> dict[Key, tuple[DataPart, int]]:
     """Return the rows that so many samples of training, and of what is held out, come to."""
-    found: dict[Key, tuple[DataPart, int]] = {}
+    rows: dict[Key, tuple[DataPart, int]] = {}
     orders: list[tuple[Order, int]] = [(data.train, samples)]
     if data.validation is not None:
         orders.append((data.validation, min(held, data.validation.num_rows)))
     for order, count in orders:
         for sample in range(count):
-            part, row = order.found(sample)
-            found[part.number, row] = (part, row)
-    return dict(sorted(found.items(), key=lambda item: item[0]))
+            part, row = order.part_and_row(sample)
+            rows[part.number, row] = (part, row)
+    return dict(sorted(rows.items(), key=lambda item: item[0]))
 
 
 def _read_told(folder: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 from tutti.bench.fabric_prices import ALLOWED, price_rows
 from tutti.collective import Operation
 from tutti.cost.network.group_links import group_links
-from tutti.cost.network.programs import Efficiency, choose_program
+from tutti.cost.network.program_choice import Efficiency, choose_program
 from tutti.document import Place
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position

@@ -8,7 +8,7 @@ import pytest
 
 from tutti.bench.judge.questions import draw
 from tutti.cost.network import stage_boundaries
-from tutti.cost.network.programs import Efficiency
+from tutti.cost.network.program_choice import Efficiency
 from tutti.cost.network.reach import limits_of
 from tutti.cost.network.stage_boundaries import SharedTiers, boundary_price, telling_transfers
 from tutti.plan.chips import ChipSet

@@ -14,7 +14,7 @@ from tutti.cost.arrays import Machine
 from tutti.cost.constants import Constants
 from tutti.cost.network.closed_forms import all_reduce_seconds, all_to_all_seconds
 from tutti.cost.network.group_links import group_links
-from tutti.cost.network.programs import Efficiency, choose_program, price_named
+from tutti.cost.network.program_choice import Efficiency, choose_program, price_named
 from tutti.cost.network.reach import limits_of, may_limit
 from tutti.document import Place
 from tutti.fabric.balance import balance

@@ -19,7 +19,7 @@ def test_kind_and_origin_are_named_in_ten_drawn_cases(kind: str) -> None:
 def test_cases_are_what_they_say() -> None:
     """Incasts have victims elsewhere; a circle stands though nobody holds it any more."""
     assert sum(bool(run_case("incast", seed).victims) for seed in range(10)) >= 5
-    (found,) = run_case("deadlock", 3).found
+    (found,) = run_case("deadlock", 3).findings
     assert found.words().count("waits for") == 3
 
 

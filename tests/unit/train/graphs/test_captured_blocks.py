@@ -78,7 +78,7 @@ def steps(engine: Engine, count: int) -> None:
 def test_the_third_step_decides(
     waits: ChipWaits, room: int | None, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LaunchWatch, "found", lambda self: waits)
+    monkeypatch.setattr(LaunchWatch, "waits", lambda self: waits)
     [(engine, said)] = engines(ALONE, "auto", room_bytes=room)
     chip, own = engine.accelerator, engine.graphs
     assert own is not None
@@ -104,7 +104,7 @@ def test_only_the_second_step_is_watched() -> None:
     steps(engine, 1)
     assert engine.graphs.watch is not None
     passes, blocks, micro_batches = 2, 2, 2  # forward and backward: weight passes are no graphs
-    found = engine.graphs.watch.found()
+    found = engine.graphs.watch.waits()
     assert found is not None
     assert found.passes == passes * blocks * micro_batches
     steps(engine, 1)
@@ -138,11 +138,11 @@ def test_a_chip_on_the_hosts_heels_waits_for_it(reached: list[bool], pay: bool) 
     moments = list(reached)
     chip.event = lambda: _Reached(moments)
     watch = LaunchWatch(chip)
-    assert watch.found() is None
+    assert watch.waits() is None
     for _ in reached:
         with watch.seen():
             pass
-    assert watch.found() == ChipWaits(sum(reached), 4)
+    assert watch.waits() == ChipWaits(sum(reached), 4)
     assert ChipWaits(sum(reached), 4).graphs_pay is pay
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.any_plan import PLANS
 from tests.support.features import drawn_plans
 from tests.support.plans import Allocator, small_model
 from tutti.accelerator import open_accelerator
@@ -136,7 +137,11 @@ POLICIES = ("bf16", "pure_bf16", "fp32")
 
 
 def test_drawn_plans():
-    for number, plan in enumerate(drawn_plans(NUM_DRAWN, MOST_RANKS)):
+    """And those of the named ones that have what is rare among so few."""
+    named = [plan for name, plan in PLANS.items() if "experts" in name]
+    drawn = drawn_plans(NUM_DRAWN, MOST_RANKS, examples=8 * NUM_DRAWN)
+    assert len(drawn) >= NUM_DRAWN
+    for number, plan in enumerate((*named, *drawn)):
         check(in_precision(plan, POLICIES[number % 3]))
 
 

@@ -65,13 +65,13 @@ def standing(ring: RingReading) -> _Standing:
 
 def step_seconds(rings: Sequence[RingReading]) -> float:
     """Return the median step of all ranks but the first, which warms up; 0 where none ended."""
-    found: list[float] = []
+    durations: list[float] = []
     for ring in rings:
         begins = {e.step: e.time_ns for e in ring.events if e.kind is Kind.STEP}
         own = [(e.time_ns - begins[e.step]) / 1e9 for e in ring.events
                if e.kind is Kind.STEP_END and e.step in begins]  # fmt: skip
-        found += own[1:] or own
-    return statistics.median(found) if found else 0.0
+        durations += own[1:] or own
+    return statistics.median(durations) if durations else 0.0
 
 
 def diagnose_rings(
@@ -120,7 +120,7 @@ def _waited_for(rank: int, stand: Mapping[int, _Standing], missing: tuple[int, .
         return set()
     listed = own.ring.instructions[own.waits.instruction]
     side = _OTHER_SIDE.get(listed.words.split()[0], "")
-    found = set()
+    late_ranks = set()
     for other, there in stand.items():
         if other == rank or not listed.meets or there.step > own.step:
             continue
@@ -130,8 +130,8 @@ def _waited_for(rank: int, stand: Mapping[int, _Standing], missing: tuple[int, .
         ]  # fmt: skip
         late = there.step < own.step or not all(i in there.started for i in partners)
         if partners and late:
-            found.add(other)
-    return found or set(missing)
+            late_ranks.add(other)
+    return late_ranks or set(missing)
 
 
 def _finding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tutti.diagnose.hangs import Observed, Reason, find_hang, stray_of
+from tutti.diagnose.runs.live_hang import Observed, Reason, find_hang, stray_of
 from tutti.observe.pulse import Activity, OpenOperation, Reading
 
 NOW = 100_000_000_000

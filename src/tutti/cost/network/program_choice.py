@@ -1,4 +1,4 @@
-"""The price of a collective program, and the one function that chooses programs.
+"""Which program a collective runs as: what each costs, and `choose_program`, which decides.
 
 A step costs its start-up (α per round on the slowest kind of edge it uses) plus the most bytes
 that any rank moves over a kind of edge ÷ the bandwidth there. Native links and NICs work at the
@@ -55,9 +55,7 @@ def program_seconds(
     program: CollectiveProgram, num_bytes: float, links: GroupLinks, efficiency: Efficiency
 ) -> float:
     """Return how long a program takes for `num_bytes` of whole buffer."""
-    if links.rates:
-        return rated_price(program, links).seconds(num_bytes, program.chunks)
-    return _step_prices(program, links, efficiency).seconds(num_bytes, program.chunks)
+    return _price(program, links, efficiency)(num_bytes, program.chunks)
 
 
 @functools.lru_cache(maxsize=4096)
