@@ -44,6 +44,8 @@ def all_settings(draw: st.DrawFn) -> Settings:
         aging=draw(st.sampled_from([0.5, 5.0, 100.0])),
         ahead=draw(st.integers(1, 2)),
         target_s=draw(st.sampled_from([None, 8.0])),
+        host_pages=draw(st.sampled_from([0, 1, fewest, 3 * fewest])),
+        stowing=draw(st.sampled_from(["priced", "always"])),
     )
 
 
@@ -65,7 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(settings=all_settings())
     def begin(self, settings: Settings) -> None:
         self.settings = settings
-        self.prices = LinearPrices(step_s=1.0, token_s=1.0, key_s=0.05)
+        self.prices = LinearPrices(step_s=1.0, token_s=1.0, key_s=0.05, stow_s=1.0, fetch_s=1.5)
         self.scheduler = Scheduler(settings, self.prices)
         self.chip = FakeChip(settings)
 
@@ -166,6 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_pages(self.scheduler)
         pool = self.scheduler.pool
         assert pool.free + len(pool.idle) == self.settings.usable_pages, "a page is still used"
+        assert self.scheduler.stowing.pool.free == self.settings.host_pages
         self._check_tokens()
         self._check_replay()
 

@@ -63,9 +63,14 @@ class EnginePrices:
         """Return the seconds of a step on each stage; the host's part is the first one's."""
         own = self.stages[0].own
         host = own.step_s if len(self.stages) == 1 else own.staged_step_s
-        each = [self.stages[number].seconds(load) for number in self.distinct[0]]
+        each = [self.part_seconds(number, load) for number in self.distinct[0]]
         first, *others = (each[place] for place in self.distinct[1])
         return (first + (host if self.lanes == 1 else 0.0), *others)
+
+    def part_seconds(self, stage: int, load: StepLoad) -> float:
+        """Return the seconds of a step on one stage, without the host's part."""
+        own = self.stages[stage]
+        return own.seconds(load) + own.move_seconds(load, self.engine.page_size)
 
     def wire_seconds(self, load: StepLoad) -> tuple[float, ...]:
         """Return how long a step's stream takes between neighbouring stages."""
@@ -86,6 +91,7 @@ class EnginePrices:
             slots=max(1, self.slots // self.lanes),
             pages=self.engine.pages // self.lanes + 1,
             page_size=self.engine.page_size,
+            host_pages=self.engine.host_pages // self.lanes,
             max_length=self.longest,
             most_tokens=chunk,
             window=None if windows[0] is None else max(w or 0 for w in windows),
@@ -113,7 +119,8 @@ class ScheduledPrices:
     def seconds(self, size: StepSize) -> float:
         """Return the time of a step."""
         keys, pairs = (float(size.keys),) * self._count, (float(size.pairs),) * self._count
-        load = StepLoad(size.tokens, size.decodes, size.decodes, keys, pairs)
+        moved = size.stows, size.fetches
+        load = StepLoad(size.tokens, size.decodes, size.decodes, keys, pairs, *moved)
         return self._engine.step_seconds(load)
 
 
