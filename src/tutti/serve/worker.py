@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator import Accelerator
 from tutti.batching.events import FAILS
-from tutti.batching.prices import TabledPrices
+from tutti.batching.prices import Prices
 from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.step import LAST, Step
@@ -125,7 +125,7 @@ class Worker:
         graphs = self._graphs if self._capturable else None
         return WarmSteps(graphs, self._inputs, self.sampler, self._plain, self._rooms)
 
-    def prices(self, *, guesses: bool = False) -> TabledPrices | None:
+    def prices(self, *, guesses: bool = False) -> Prices | None:
         """Return what steps take here, where something hangs on it, before any request.
 
         For guesses alone they are not measured where steps are not captured: steps take longer

@@ -34,21 +34,23 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "page_dtype", "guesses"),
+    ("name", "page_dtype", "pages", "guesses", "prefix"),
     [
-        ("llama/gqa", None, 0),
-        ("llama/gqa", None, 2),
-        ("gemma2", None, 0),
-        ("deepseek_v3", None, 0),
-        ("llama/gqa", "int8", 0),
-        ("llama/gqa", "fp8", 0),
-        ("mistral", None, 0),
+        ("llama/gqa", None, 18, 0, False),
+        ("llama/gqa", None, 18, 2, True),
+        ("gemma2", None, 18, 0, False),
+        ("deepseek_v3", None, 18, 0, True),
+        ("llama/gqa", "int8", 18, 0, False),
+        ("llama/gqa", "fp8", 18, 2, False),
+        ("mistral", None, 10, 0, False),
+        ("mistral", None, 10, 0, True),
     ],
 )
-@pytest.mark.parametrize("prefix", [False, True])
-def test_the_same_tokens(name: str, page_dtype: str | None, guesses: int, prefix: bool) -> None:
+def test_the_same_tokens(
+    name: str, page_dtype: str | None, pages: int, guesses: int, prefix: bool
+) -> None:
     model = pair(name).model
-    own = {**TIGHT, "page_dtype": page_dtype, "prefix": prefix}
+    own = {**TIGHT, "page_dtype": page_dtype, "pages": pages, "prefix": prefix}
     expected = tokens(engine_of(model, slots=1, page_dtype=page_dtype, max_length=32))
     kept, anew = (
         engine_of(model, guesses=guesses, **own),

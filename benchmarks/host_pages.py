@@ -1,0 +1,121 @@
+"""Serve more than pages hold, with and without pages on the host, beside what prices predict.
+
+python benchmarks/host_pages.py --model smollm2-135m --layers 30 --prompt 192 --new 96
+
+Weights are random. The same requests are served with and without, twice: those that give way
+are computed again, or kept on the host where that is priced cheaper. Each engine's steps are priced
+by what was measured at its start; the sum of those is the prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+
+import numpy as np
+import torch
+
+from tutti.accelerator import open_accelerator
+from tutti.batching import Step, StepSize
+from tutti.cost.serving.step_load import load_of
+from tutti.models.load import load_model
+from tutti.nn import Model
+from tutti.nn.initialize import initialize
+from tutti.serve import Engine, SamplingParameters
+from tutti.serve.loading import DTYPES, Sizes, prepare, settings_for
+from tutti.serve.worker import Launched, Worker
+
+
+class PricedWorker(Worker):
+    """A worker that adds up what its steps were to take."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.sizes: list[StepSize] = []
+
+    def launch(self, step: Step) -> Launched:
+        """Give a step to the device, and note its size."""
+        load = load_of(step, (None,))
+        size = StepSize(
+            load.rows, load.num_chunks_tokens, int(load.keys[0]), int(load.pairs[0]),
+            int((step.starts[load.rows :] > 0).sum()), load.stows, load.fetches,
+        )  # fmt: skip
+        self.sizes.append(size)
+        return super().launch(step)
+
+
+def served(model: Model, asked: argparse.Namespace, host_pages: int) -> dict[str, object]:
+    """Return tokens per second and counters of one engine."""
+    accelerator, dtype = open_accelerator(asked.device), DTYPES[asked.dtype]
+    longest = asked.prompt + asked.new
+    held = -(-longest // 16)
+    sizes = Sizes(
+        slots=asked.requests, pages=int(asked.share * asked.requests * held) + 1, prefix=False,
+        max_length=longest, most_tokens=asked.chunk, host_pages=host_pages,
+    )  # fmt: skip
+    settings = settings_for(model.spec, sizes, accelerator, dtype, model)
+    worker = PricedWorker(model, accelerator, settings, dtype=dtype)
+    engine = Engine(worker)
+    # both are priced alike: with moves, which steps of one of them do not have
+    timed = worker.warm_steps.prices(settings, accelerator)
+    drawn = np.random.default_rng(0)
+    prompts = [
+        drawn.integers(3, model.spec.vocab, asked.prompt).tolist() for _ in range(asked.requests)
+    ]
+    wishes = SamplingParameters(max_tokens=asked.new, ignore_end=True)
+    engine.generate([prompts[0][:40]], dataclasses.replace(wishes, max_tokens=4))
+    engine.counters, worker.sizes = type(engine.counters)(), []
+    accelerator.synchronize()
+    started = time.perf_counter()
+    done = engine.generate(prompts, wishes)
+    seconds = time.perf_counter() - started
+    stow_s, fetch_s = worker.host_pages.seconds()
+    prices = dataclasses.replace(timed, stow_s=stow_s, fetch_s=fetch_s)
+    predicted = sum(prices.seconds(size) for size in worker.sizes)
+    count = engine.counters
+    return {
+        "host pages": host_pages, "pages": settings.pages - 1,
+        "tokens/s": sum(len(d.tokens) for d in done) / seconds, "seconds": seconds,
+        "predicted s": predicted, "preempted": count.preemptions,
+        "computed": count.computed_tokens, "out": count.stowed_pages, "back": count.fetched_pages,
+        "ms out": 1e3 * stow_s, "ms back": 1e3 * fetch_s, "tokens": [d.tokens for d in done],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print both, and whether they said the same."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=192)
+    parser.add_argument("--new", type=int, default=96)
+    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--share", type=float, default=0.75, help="of the pages that all need")
+    asked = parser.parse_args()
+    spec = load_model(asked.model)
+    if asked.layers is not None:
+        spec = dataclasses.replace(spec, layer_blocks=spec.layer_blocks[: asked.layers])
+    accelerator = open_accelerator(asked.device)
+    model = Model(
+        spec, accelerator.operators.as_serving(), dtype=DTYPES[asked.dtype],
+        device=accelerator.device,
+    )  # fmt: skip
+    initialize(model, on_device=True)
+    prepare(model.eval().requires_grad_(False))
+    torch.set_grad_enabled(False)
+    whole = asked.requests * -(-(asked.prompt + asked.new) // 16)
+    found = [served(model, asked, host) for host in (0, whole, 0, whole)]
+    said = [row.pop("tokens") for row in found]
+    for row in found:
+        print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}))
+    alike = sum(a == b for a, b in zip(said[0], said[1], strict=True))
+    print(f"{alike} of {asked.requests} requests say the same both ways")
+
+
+if __name__ == "__main__":
+    main()
