@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +47,15 @@ class PricedWorker(Worker):
         return super().launch(step)
 
 
-def served(model: Model, asked: argparse.Namespace, host_pages: int) -> dict[str, object]:
-    """Return tokens per second and counters of one engine."""
+class Served(NamedTuple):
+    """What came of an engine."""
+
+    tokens: list[tuple[int, ...]]
+    figures: dict[str, float]
+
+
+def served(model: Model, asked: argparse.Namespace, host_pages: int) -> Served:
+    """Return what one engine said, its tokens per second and its counters."""
     accelerator, dtype = open_accelerator(asked.device), DTYPES[asked.dtype]
     longest = asked.prompt + asked.new
     held = -(-longest // 16)
@@ -69,19 +77,20 @@ def served(model: Model, asked: argparse.Namespace, host_pages: int) -> dict[str
     engine.counters, worker.sizes = type(engine.counters)(), []
     accelerator.synchronize()
     started = time.perf_counter()
-    done = engine.generate(prompts, wishes)
+    completions = engine.generate(prompts, wishes)
     seconds = time.perf_counter() - started
     stow_s, fetch_s = worker.host_pages.seconds()
     prices = dataclasses.replace(timed, stow_s=stow_s, fetch_s=fetch_s)
     predicted = sum(prices.seconds(size) for size in worker.sizes)
     count = engine.counters
-    return {
+    figures = {
         "host pages": host_pages, "pages": settings.pages - 1,
-        "tokens/s": sum(len(d.tokens) for d in done) / seconds, "seconds": seconds,
+        "tokens/s": sum(len(done.tokens) for done in completions) / seconds, "seconds": seconds,
         "predicted s": predicted, "preempted": count.preemptions,
         "computed": count.computed_tokens, "out": count.stowed_pages, "back": count.fetched_pages,
-        "ms out": 1e3 * stow_s, "ms back": 1e3 * fetch_s, "tokens": [d.tokens for d in done],
+        "ms out": 1e3 * stow_s, "ms back": 1e3 * fetch_s,
     }  # fmt: skip
+    return Served([done.tokens for done in completions], figures)
 
 
 def main() -> None:
@@ -109,11 +118,10 @@ def main() -> None:
     prepare(model.eval().requires_grad_(False))
     torch.set_grad_enabled(False)
     whole = asked.requests * -(-(asked.prompt + asked.new) // 16)
-    found = [served(model, asked, host) for host in (0, whole, 0, whole)]
-    said = [row.pop("tokens") for row in found]
-    for row in found:
+    both = [served(model, asked, host) for host in (0, whole, 0, whole)]
+    for _, row in both:
         print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}))
-    alike = sum(a == b for a, b in zip(said[0], said[1], strict=True))
+    alike = sum(a == b for a, b in zip(both[0].tokens, both[1].tokens, strict=True))
     print(f"{alike} of {asked.requests} requests say the same both ways")
 
 

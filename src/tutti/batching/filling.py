@@ -65,10 +65,10 @@ class Filling:
         """Tell whose keys are no longer those of a sequence of its length."""
         columns, settings = self._slots, self._settings
         assert settings.stretch is not None
-        found: np.ndarray = (columns.base <= settings.stretch) & (
+        stretched: np.ndarray = (columns.base <= settings.stretch) & (
             np.minimum(columns.length, columns.goal) > settings.stretch
         )
-        return found
+        return stretched
 
     def _start_anew(self) -> None:
         """Let sequences that outgrew their keys be computed from their beginning."""
@@ -119,8 +119,8 @@ class Filling:
         at = columns.computed[slots] // self._settings.page_size
         fresh = at >= columns.num_pages[slots]
         shared = self._pool.users[columns.table[slots, np.where(fresh, 0, at)]] > 1
-        found: np.ndarray = fresh | shared
-        return found
+        needs: np.ndarray = fresh | shared
+        return needs
 
     def _own_page(self, draft: Draft, slot: int, index: int) -> None:
         """Copy a page that others use too; the last of them keeps it."""
@@ -144,8 +144,8 @@ class Filling:
         slots = columns.by_order(slots)
         needs = self._needs_page(slots)
         going = ~needs | (np.cumsum(needs) <= self._pool.available)
-        found: np.ndarray = slots[going]
-        return found
+        served: np.ndarray = slots[going]
+        return served
 
     def _coming(self) -> int:
         """Return how many pages come back with the steps under way."""

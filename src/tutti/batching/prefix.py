@@ -47,15 +47,15 @@ class PrefixTree:
 
     def match(self, key: Key, tokens: NDArray[np.int32], most: int) -> list[Node]:
         """Return the nodes of the longest known beginning, at most so many."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         node, size = self.root(key), self._page_size
         for index in range(most):
             below = node.children.get(tokens[index * size : (index + 1) * size].tobytes())
             if below is None:
                 break
-            found.append(below)
+            nodes.append(below)
             node = below
-        return found
+        return nodes
 
     def insert(self, parent: Node, key: bytes, page: int) -> Node:
         """Return the node of a page's tokens below a node; the page becomes it if there is none.

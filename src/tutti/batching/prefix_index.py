@@ -25,11 +25,11 @@ class PrefixIndex:
     def names(self, tokens: Sequence[int], root: str = "") -> list[int]:
         """Return the names of a prompt's whole blocks, each standing for all before it."""
         row = np.asarray(tokens, np.int32)
-        found, before = [], hash(root)
+        names, before = [], hash(root)
         for start in range(0, len(row) - BLOCK + 1, BLOCK):
             before = hash((before, row[start : start + BLOCK].tobytes()))
-            found.append(before)
-        return found
+            names.append(before)
+        return names
 
     def known(self, names: Sequence[int], engine: int) -> int:
         """Return how many tokens of a prompt's beginning an engine has."""

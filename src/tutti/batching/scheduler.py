@@ -234,12 +234,12 @@ class Scheduler:
             & (columns.known == columns.length)
             & (np.minimum(columns.length, columns.goal) - columns.computed == 1)
         )
-        found = []
+        ready_slots = []
         for slot in np.flatnonzero(ready).tolist():
             sequence = columns.held[slot]
             assert sequence is not None
-            found.append((slot, sequence, columns.history[slot, : columns.known[slot]]))
-        return found
+            ready_slots.append((slot, sequence, columns.history[slot, : columns.known[slot]]))
+        return ready_slots
 
     def skip(self, steps: int) -> None:
         """Count steps that were not made one by one (see `leap`)."""
@@ -263,8 +263,8 @@ class Scheduler:
         check_request(request, self.settings)
 
     def _slot_of(self, sequence: Sequence) -> int | None:
-        found = np.flatnonzero(self.slots.sequence == sequence.id)
-        return int(found[0]) if len(found) else None
+        slots = np.flatnonzero(self.slots.sequence == sequence.id)
+        return int(slots[0]) if len(slots) else None
 
     def _note_ends(self, slots: I32, ends: np.ndarray, flown: I32) -> None:
         """Let those leave whose last token came."""

@@ -60,8 +60,8 @@ class Slots:
     def in_use(self) -> list[int]:
         """Return the slots that have a sequence and keep it, in the order in which they go."""
         used = np.flatnonzero((self.sequence >= 0) & (self.leaving == STAYS))
-        found: list[int] = self.by_order(used).tolist()
-        return found
+        ordered: list[int] = self.by_order(used).tolist()
+        return ordered
 
     def span(self, slots: np.ndarray) -> np.ndarray | slice:
         """Return what columns are indexed by for some slots: a slice if they are the first ones.
@@ -119,5 +119,5 @@ class Slots:
 
     def pages(self, slot: int) -> np.ndarray:
         """Return the pages that a slot has."""
-        found: np.ndarray = self.table[slot, self.behind[slot] : self.num_pages[slot]].copy()
-        return found
+        pages: np.ndarray = self.table[slot, self.behind[slot] : self.num_pages[slot]].copy()
+        return pages

@@ -25,11 +25,10 @@ from tutti.nn.experts import Experts
 from tutti.serve.adapters import Adapters, Held
 from tutti.serve.captured import CapturedSteps, GraphKey
 from tutti.serve.handover.handed import Handover
-from tutti.serve.host_pages import HostPages
 from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
 from tutti.serve.sampler import Chosen, Sampler, TopTokens, top_tokens
-from tutti.serve.staging import Download
+from tutti.serve.staging import Download, HostPages
 from tutti.serve.warm_steps import WarmSteps
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from tests.support.threads import ThreadLinks, World  # noqa: E402
 from tutti.accelerator.devices.cpu import CpuAccelerator  # noqa: E402
 from tutti.plan.plan import Plan  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
-from tutti.serve.host_pages import HostPages  # noqa: E402
+from tutti.serve.staging import HostPages  # noqa: E402
 from tutti.serve.loading import Sizes  # noqa: E402
 from tutti.serve.stages import stage_model, stage_place, stage_worker  # noqa: E402
 
