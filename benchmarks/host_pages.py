@@ -20,6 +20,7 @@ import torch
 
 from tutti.accelerator import open_accelerator
 from tutti.batching import Step, StepSize
+from tutti.bench.serving_steps import cut
 from tutti.cost.serving.step_load import load_of
 from tutti.models.load import load_model
 from tutti.nn import Model
@@ -106,9 +107,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--share", type=float, default=0.75, help="of the pages that all need")
     asked = parser.parse_args()
-    spec = load_model(asked.model)
-    if asked.layers is not None:
-        spec = dataclasses.replace(spec, layer_blocks=spec.layer_blocks[: asked.layers])
+    spec = cut(load_model(asked.model), asked.layers)
     accelerator = open_accelerator(asked.device)
     model = Model(
         spec, accelerator.operators.as_serving(), dtype=DTYPES[asked.dtype],

@@ -233,8 +233,6 @@ class StageWorker(Worker):
     def launch(self, step: Step) -> Launched:
         """Compute this stage's part of a step; the last one tells what it sampled at once."""
         self._step = step
-        if self.sender is not None:
-            self.sender.begin(step, self._handed_over(step))
         if self.pace is not None and self._place.before is None:
             self.pace.begin()
         launched = super().launch(step)
@@ -251,6 +249,11 @@ class StageWorker(Worker):
         if self._place.is_last:
             return super().finish(launched)
         return self._heard(launched.step, launched.result)
+
+    def _begin(self, step: Step) -> None:
+        super()._begin(step)
+        if self.sender is not None:  # pages that were on the host are back by now
+            self.sender.begin(step, self._handed_over(step))
 
     def _handed_over(self, step: Step) -> list[tuple[int, Handover, int]]:
         """Return the rows whose keys and values go elsewhere, with their prompts' lengths."""

@@ -15,11 +15,15 @@ from tests.support.serving import pair  # noqa: E402
 from tests.support.serving_plans import placement  # noqa: E402
 from tests.support.threads import ThreadLinks, World  # noqa: E402
 from tutti.accelerator.devices.cpu import CpuAccelerator  # noqa: E402
+from tutti.batching import Step  # noqa: E402
 from tutti.plan.plan import Plan  # noqa: E402
+from tutti.ranks.single_rank import NoLinks  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
-from tutti.serve.staging import HostPages  # noqa: E402
+from tutti.serve.handover.handed import Handover  # noqa: E402
 from tutti.serve.loading import Sizes  # noqa: E402
 from tutti.serve.stages import stage_model, stage_place, stage_worker  # noqa: E402
+from tutti.serve.staging import HostPages  # noqa: E402
+from tutti.serve.worker import Launched, Worker  # noqa: E402
 
 WISHES = SamplingParameters(max_tokens=10, ignore_end=True)
 PROMPTS = [[3 + i, 5, 7, 11, 2, 9, 4, 8, 6, 1][: 4 + i] for i in range(5)]
@@ -112,6 +116,51 @@ def test_every_stage_moves_its_own_part(kind: str) -> None:
     assert first == second == expected
     assert moved == also > 0
     assert part + other == engine_of(make(spec), **TIGHT).worker.host_pages.page_bytes
+
+
+class WatchingSender:
+    """Notes the keys that a sequence has before a step that gives it a slot."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.seen = worker, 0
+        self.noted: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, step: Step, rows: list[tuple[int, Handover, int]]) -> None:
+        fresh = {begin.slot for begin in step.begins}
+        for row, slot in enumerate(step.slots.tolist()):
+            if slot in fresh and step.starts[row]:
+                at = torch.arange(int(step.starts[row]))
+                size = self.worker.settings.page_size
+                places = torch.from_numpy(step.tables[row]).long()[at // size] * size + at % size
+                self.noted.append((places, self.keys(places)))
+
+    def keys(self, places: torch.Tensor) -> torch.Tensor:
+        keys = self.worker.cache.units[1][0]
+        return keys.view(-1, *keys.shape[2:])[places].clone()
+
+
+def test_keys_that_go_to_other_engines_are_back_before_they_are_read() -> None:
+    spec = spec_of("dense")
+    plan = placement(spec, ((0, 4), 1))
+    accelerator, links = CpuAccelerator(), NoLinks()
+    place = stage_place(plan, spec, 0)
+    model = fill(stage_model(spec, place, links, accelerator, torch.float64))
+    worker = stage_worker(model, place, links, accelerator, Sizes(prefix=False, **TIGHT))
+    watching = WatchingSender(worker)
+    worker.sender = watching  # type: ignore[assignment]
+    original = worker.launch
+
+    def launch(step: Step) -> Launched:
+        watching.noted = []
+        launched = original(step)
+        for places, keys in watching.noted:
+            assert torch.equal(keys, watching.keys(places))
+            watching.seen += 1
+        return launched
+
+    worker.launch = launch  # type: ignore[method-assign]
+    tokens(Engine(worker))
+    assert watching.seen > 0
 
 
 @pytest.mark.parametrize("page_dtype", [None, "int8"])
