@@ -47,6 +47,8 @@ class Settings:
                 )
         if self.host_pages < 0:
             raise InputError(f"serving: 'host_pages' is {self.host_pages}; it must be at least 0")
+        if self.stowing not in ("priced", "always"):
+            raise InputError(f"serving: 'stowing' is '{self.stowing}'; it may be priced or always")
         if self.pages < 2:
             raise InputError(
                 f"serving: {self.pages} pages leave none for requests; give at least 2"

@@ -74,7 +74,8 @@ class Stowing:
     def _pays(self, stored: int, pages: int) -> bool:
         """Tell whether moving pages out and back takes less than computing their tokens again.
 
-        Both are what they add to steps that others need anyway.
+        Both are what they add to steps that others need anyway. What the prefix tree may still
+        have later is not counted on: pages are short.
         """
         if self._settings.stowing == "always":
             return True

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator
 from tutti.accelerator.accelerator import Event
+from tutti.errors import InputError
 from tutti.nn import PagedCache
+from tutti.plug_ins import reason
+from tutti.units import bytes_text
 
 _NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 AT_ONCE = 64 << 20  # bytes on their way: memory that this takes on the device
@@ -98,7 +101,13 @@ class HostPages:
         self._columns = [(end - width, end) for end, width in zip(ends, widths, strict=True)]
         self.page_bytes = ends[-1] if ends else 0  # a stage may hold no block
         rows = pages + 1 if pages else 0  # page 0 belongs to nobody, as on the device
-        self._host = accelerator.pinned((rows, self.page_bytes), torch.uint8)
+        try:
+            self._host = accelerator.pinned((rows, self.page_bytes), torch.uint8)
+        except RuntimeError as error:
+            raise InputError(
+                f"serving: the host gives no {bytes_text(rows * self.page_bytes)} of memory for "
+                f"{pages:,} pages ({reason(error)}); ask for less"
+            ) from None
         self._most = max(1, AT_ONCE // max(1, self.page_bytes))
 
     def stow(self, pairs: np.ndarray) -> None:

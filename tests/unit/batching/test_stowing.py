@@ -70,6 +70,8 @@ def test_without_prices_or_room_everything_is_computed_anew() -> None:
         assert len(displaced(Scheduler(settings, prices), 32).stows) == moved
     with pytest.raises(InputError, match="'host_pages' is -1"):
         replace(SETTINGS, host_pages=-1)
+    with pytest.raises(InputError, match="'stowing' is 'never'"):
+        replace(SETTINGS, stowing="never")
 
 
 def test_what_the_prefix_tree_still_has_is_not_fetched() -> None:

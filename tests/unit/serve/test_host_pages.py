@@ -16,6 +16,7 @@ from tests.support.serving_plans import placement  # noqa: E402
 from tests.support.threads import ThreadLinks, World  # noqa: E402
 from tutti.accelerator.devices.cpu import CpuAccelerator  # noqa: E402
 from tutti.batching import Step  # noqa: E402
+from tutti.errors import InputError  # noqa: E402
 from tutti.plan.plan import Plan  # noqa: E402
 from tutti.ranks.single_rank import NoLinks  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
@@ -107,15 +108,19 @@ def one_rank(plan: Plan, links: ThreadLinks) -> Any:
     return tokens(engine), engine.counters.fetched_pages, worker.host_pages.page_bytes
 
 
-@pytest.mark.parametrize("kind", ["dense", "latent"])
-def test_every_stage_moves_its_own_part(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "tensor"), [("dense", 2), ("latent", 1)])
+def test_every_rank_moves_its_own_part(kind: str, tensor: int) -> None:
     spec = spec_of(kind)
-    plan = placement(spec, ((0, 2), 1), ((2, 4), 1))
-    expected = tokens(engine_of(make(spec), slots=1, max_length=32))
-    (first, moved, part), (second, also, other) = World(2).run(lambda links: one_rank(plan, links))
-    assert first == second == expected
-    assert moved == also > 0
-    assert part + other == engine_of(make(spec), **TIGHT).worker.host_pages.page_bytes
+    plan = placement(spec, ((0, 2), 1), ((2, 4), tensor))
+    alone = engine_of(make(spec), slots=1, max_length=32)
+    expected = tokens(alone)
+    ranks = World(1 + tensor).run(lambda links: one_rank(plan, links))
+    assert all(said == expected for said, _, _ in ranks)
+    (moved,) = {moved for _, moved, _ in ranks}
+    assert moved > 0
+    page = sum(t[0].nbytes for unit in alone.worker.cache.units.values() for t in unit)
+    parts = sum(part for _, _, part in ranks)
+    assert parts == page * TIGHT["page_size"] // alone.worker.settings.page_size
 
 
 class WatchingSender:
@@ -190,6 +195,16 @@ def test_moves_are_timed_where_they_are_priced() -> None:
     assert prices.stow_s > 0  # type: ignore[union-attr]
     assert prices.fetch_s > 0  # type: ignore[union-attr]
     assert tokens(engine) == tokens(engine_of(model, slots=1, max_length=32))
+
+
+def test_memory_that_the_host_has_not_is_refused() -> None:
+    class Small(CpuAccelerator):
+        def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            raise RuntimeError("CUDA error: out of memory")
+
+    cache = engine_of(pair("llama/gqa").model, **TIGHT).worker.cache
+    with pytest.raises(InputError, match=r"gives no .* of memory for 1,000 pages"):
+        HostPages(Small(), cache, 1000)
 
 
 def test_bytes_become_pages() -> None:

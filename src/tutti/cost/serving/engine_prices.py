@@ -25,6 +25,7 @@ from tutti.models.cached import cached_bytes
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Pipeline
 from tutti.plan.serving import Engine, Role
+from tutti.units import bytes_text
 
 MeasuredPools = Mapping[str, MeasuredChip]
 
@@ -189,6 +190,14 @@ def _require_room(
                 f"plan: stage {number} on {stage.pool.name} has room for {max(0, int(room)):,} "
                 f"tokens beside its weights; its {engine.pages:,} pages of {engine.page_size} are "
                 f"{wanted:,}: give fewer pages, units or a larger tp"
+            )
+        kept = engine.host_pages * engine.page_size * stage.token_bytes
+        memory = stage.pool.node.host.memory_bytes
+        if kept > memory:
+            raise InputError(
+                f"plan: stage {number} on {stage.pool.name} keeps {bytes_text(kept)} for each chip "
+                f"in {engine.host_pages:,} pages on its host, which has {bytes_text(memory)}: give "
+                "fewer host_pages"
             )
 
 

@@ -97,7 +97,7 @@ class StagePrices:
     ) -> None:
         self.model, self.units, self.pool, self.tp = model, units, pool, tp
         formats = formats or Formats()
-        self._token_bytes = cached_bytes(
+        self.token_bytes = cached_bytes(
             model, self.blocks, tp=tp, stored=formats.cache_bytes, stream=STREAM_BYTES
         )
         self.own = own or serving_constants(pool.chip)
@@ -164,7 +164,7 @@ class StagePrices:
     def move_seconds(self, load: StepLoad, page_size: int) -> float:
         """Return the seconds in which pages move to the host and back, each chip its own part."""
         host = self.pool.node.host
-        moved = (load.stows + load.fetches) * page_size * self._token_bytes
+        moved = (load.stows + load.fetches) * page_size * self.token_bytes
         ways = (load.stows > 0) + (load.fetches > 0)
         return moved / host.device_bandwidth + ways * host.device_latency_s
 

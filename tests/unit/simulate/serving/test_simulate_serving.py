@@ -89,6 +89,8 @@ def test_pages_on_the_host_are_priced_and_pay_where_prompts_are_long():
 
     _, anew = served(0)
     prices, kept = served(2000)
+    with pytest.raises(InputError, match=r"keeps .* in 10,000,000 pages on its host, which has"):
+        served(10_000_000)
     assert anew.engines[0].preemptions > 0
     assert anew.engines[0].stowed_pages == 0
     use = kept.engines[0]
