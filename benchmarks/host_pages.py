@@ -20,6 +20,7 @@ import torch
 
 from tutti.accelerator import open_accelerator
 from tutti.batching import Step, StepSize
+from tutti.batching.prices import Prices, TabledPrices
 from tutti.bench.serving_steps import cut
 from tutti.cost.serving.step_load import load_of
 from tutti.models.load import load_model
@@ -36,6 +37,18 @@ class PricedWorker(Worker):
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.sizes: list[StepSize] = []
+        self.known: TabledPrices | None = None
+
+    def prices(self, *, guesses: bool = False) -> Prices | None:
+        """Return what was measured once for all engines."""
+        del guesses
+        return self.known
+
+    def measured(self) -> TabledPrices:
+        """Time steps and moves."""
+        stow_s, fetch_s = self.host_pages.seconds()
+        timed = self.warm_steps.prices(self.settings, self.accelerator)
+        return dataclasses.replace(timed, stow_s=stow_s, fetch_s=fetch_s)
 
     def launch(self, step: Step) -> Launched:
         """Give a step to the device, and note its size."""
@@ -52,10 +65,12 @@ class Served(NamedTuple):
     """What came of an engine."""
 
     tokens: list[tuple[int, ...]]
-    figures: dict[str, float]
+    prices: TabledPrices
 
 
-def served(model: Model, asked: argparse.Namespace, host_pages: int) -> Served:
+def served(
+    model: Model, asked: argparse.Namespace, host_pages: int, prices: TabledPrices | None
+) -> Served:
     """Return what one engine said, its tokens per second and its counters."""
     accelerator, dtype = open_accelerator(asked.device), DTYPES[asked.dtype]
     longest = asked.prompt + asked.new
@@ -66,9 +81,8 @@ def served(model: Model, asked: argparse.Namespace, host_pages: int) -> Served:
     )  # fmt: skip
     settings = settings_for(model.spec, sizes, accelerator, dtype, model)
     worker = PricedWorker(model, accelerator, settings, dtype=dtype)
+    worker.known = prices = prices or worker.measured()
     engine = Engine(worker)
-    # both are priced alike: with moves, which steps of one of them do not have
-    timed = worker.warm_steps.prices(settings, accelerator)
     drawn = np.random.default_rng(0)
     prompts = [
         drawn.integers(3, model.spec.vocab, asked.prompt).tolist() for _ in range(asked.requests)
@@ -80,8 +94,6 @@ def served(model: Model, asked: argparse.Namespace, host_pages: int) -> Served:
     started = time.perf_counter()
     completions = engine.generate(prompts, wishes)
     seconds = time.perf_counter() - started
-    stow_s, fetch_s = worker.host_pages.seconds()
-    prices = dataclasses.replace(timed, stow_s=stow_s, fetch_s=fetch_s)
     predicted = sum(prices.seconds(size) for size in worker.sizes)
     count = engine.counters
     figures = {
@@ -89,9 +101,10 @@ def served(model: Model, asked: argparse.Namespace, host_pages: int) -> Served:
         "tokens/s": sum(len(done.tokens) for done in completions) / seconds, "seconds": seconds,
         "predicted s": predicted, "preempted": count.preemptions,
         "computed": count.computed_tokens, "out": count.stowed_pages, "back": count.fetched_pages,
-        "ms out": 1e3 * stow_s, "ms back": 1e3 * fetch_s,
+        "ms out": 1e3 * prices.stow_s, "ms back": 1e3 * prices.fetch_s,
     }  # fmt: skip
-    return Served([done.tokens for done in completions], figures)
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}), flush=True)
+    return Served([done.tokens for done in completions], prices)
 
 
 def main() -> None:
@@ -117,10 +130,11 @@ def main() -> None:
     prepare(model.eval().requires_grad_(False))
     torch.set_grad_enabled(False)
     whole = asked.requests * -(-(asked.prompt + asked.new) // 16)
-    both = [served(model, asked, host) for host in (0, whole, 0, whole)]
-    for _, row in both:
-        print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}))
-    alike = sum(a == b for a, b in zip(both[0].tokens, both[1].tokens, strict=True))
+    kept, prices = served(model, asked, whole, None)
+    anew, _ = served(model, asked, 0, prices)
+    for host in (whole, 0):
+        served(model, asked, host, prices)
+    alike = sum(a == b for a, b in zip(kept, anew, strict=True))
     print(f"{alike} of {asked.requests} requests say the same both ways")
 
 

@@ -45,7 +45,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         ahead=draw(st.integers(1, 2)),
         target_s=draw(st.sampled_from([None, 8.0])),
         host_pages=draw(st.sampled_from([0, 1, fewest, 3 * fewest])),
-        stowing=draw(st.sampled_from(["priced", "always"])),
+        stowing=draw(st.sampled_from(["always", "priced"])),
     )
 
 
@@ -102,6 +102,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         sample = data.draw(st.sampled_from([None, 0, 1]))
         self.cancelled.add(number)
         self._handle(Cancelled(number, sample))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.scheduler is not None and self.scheduler.stowing.owners())
+    def cancel_who_waits_on_the_host(self, data: st.DataObject) -> None:
+        assert self.scheduler is not None
+        owners = self.scheduler.stowing.owners()
+        kept = {s.request.id: s for s in self.scheduler.waiting if s.id in owners}
+        number = data.draw(st.sampled_from(sorted(kept)))
+        self.cancelled.add(number)
+        self._handle(Cancelled(number, kept[number].sample))
 
     @rule(count=st.integers(1, 6))
     def steps_come(self, count: int) -> None:
