@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tests.support.hf_models import saved, tiny_model  # noqa: E402
-from tests.support.tiny_configs import TINY, tiny_config, with_slow  # noqa: E402
+from tests.support.slow_types import with_slow  # noqa: E402
+from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
 from tutti.huggingface.alignment_sides import Task, write_dump  # noqa: E402
 from tutti.huggingface.comparison import compare  # noqa: E402
 from tutti.huggingface.dumps import Batch, Dump  # noqa: E402

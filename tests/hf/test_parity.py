@@ -19,7 +19,7 @@ from tests.support.parity import (  # noqa: E402
     tokens_and_targets,
     zero_gradients,
 )
-from tests.support.tiny_configs import with_slow  # noqa: E402
+from tests.support.slow_types import with_slow  # noqa: E402
 from tutti.models import read_config  # noqa: E402
 from tutti.models.families import model_types  # noqa: E402
 

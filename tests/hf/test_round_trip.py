@@ -15,7 +15,8 @@ transformers = pytest.importorskip("transformers")
 from safetensors import safe_open  # noqa: E402
 
 from tests.support.hf_models import saved, tiny_model  # noqa: E402
-from tests.support.tiny_configs import TINY, tiny_config, with_slow  # noqa: E402
+from tests.support.slow_types import with_slow  # noqa: E402
+from tests.support.tiny_configs import TINY, tiny_config  # noqa: E402
 from tutti.huggingface import open_checkpoint, outputs  # noqa: E402
 from tutti.huggingface.conversion import convert  # noqa: E402
 from tutti.huggingface.dtypes import BY_NAME  # noqa: E402

@@ -44,6 +44,8 @@ def all_settings(draw: st.DrawFn) -> Settings:
         aging=draw(st.sampled_from([0.5, 5.0, 100.0])),
         ahead=draw(st.integers(1, 2)),
         target_s=draw(st.sampled_from([None, 8.0])),
+        host_pages=draw(st.sampled_from([0, 1, fewest, 3 * fewest])),
+        stowing=draw(st.sampled_from(["always", "priced"])),
     )
 
 
@@ -65,7 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(settings=all_settings())
     def begin(self, settings: Settings) -> None:
         self.settings = settings
-        self.prices = LinearPrices(step_s=1.0, token_s=1.0, key_s=0.05)
+        self.prices = LinearPrices(step_s=1.0, token_s=1.0, key_s=0.05, stow_s=1.0, fetch_s=1.5)
         self.scheduler = Scheduler(settings, self.prices)
         self.chip = FakeChip(settings)
 
@@ -100,6 +102,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         sample = data.draw(st.sampled_from([None, 0, 1]))
         self.cancelled.add(number)
         self._handle(Cancelled(number, sample))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.scheduler is not None and self.scheduler.stowing.owners())
+    def cancel_who_waits_on_the_host(self, data: st.DataObject) -> None:
+        assert self.scheduler is not None
+        owners = self.scheduler.stowing.owners()
+        kept = {s.request.id: s for s in self.scheduler.waiting if s.id in owners}
+        number = data.draw(st.sampled_from(sorted(kept)))
+        self.cancelled.add(number)
+        self._handle(Cancelled(number, kept[number].sample))
 
     @rule(count=st.integers(1, 6))
     def steps_come(self, count: int) -> None:
@@ -166,6 +178,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_pages(self.scheduler)
         pool = self.scheduler.pool
         assert pool.free + len(pool.idle) == self.settings.usable_pages, "a page is still used"
+        assert self.scheduler.stowing.pool.free == self.settings.host_pages
         self._check_tokens()
         self._check_replay()
 

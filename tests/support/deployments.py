@@ -30,6 +30,7 @@ def engine_pipeline(
     role: Role = Role.BOTH,
     share: float = 1.0,
     chunk: int = 2048,
+    host_pages: int = 0,
 ) -> Pipeline:
     """Return `count` equal engines of one stage."""
     replica = Replica(chips=ChipSet.of(chips), count=count, tp=tp, sequences=slots)
@@ -37,7 +38,7 @@ def engine_pipeline(
         micro_batch=count * slots,
         micro_batches=1,
         stages=(Stage(units=((0, model.num_units),), replicas=(replica,)),),
-        engine=Engine(role=role, pages=pages, share=share, chunk=chunk),
+        engine=Engine(role=role, pages=pages, share=share, chunk=chunk, host_pages=host_pages),
     )
 
 

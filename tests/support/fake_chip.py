@@ -60,19 +60,17 @@ class FakeChip:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.pages: dict[tuple[int, int], int] = {}
+        self.host: dict[tuple[int, int], int] = {}  # pages of the host
         self.slots: dict[int, tuple[Sequence, list[int]]] = {}  # who has it, its tokens
         self.waiting: list[Tokens] = []
         self.done: dict[int, list[int]] = {}
         self.stopped: set[int] = set()
 
     def run(self, step: Step) -> None:
-        settings, size = self.settings, self.settings.page_size
+        settings = self.settings
         assert 0 < step.num_tokens <= settings.most_tokens, "more than the budget"
         assert len(set(step.slots.tolist())) == len(step.slots), "a slot twice"
-        for source, copy in step.copies.tolist():
-            for offset in range(size):
-                if (source, offset) in self.pages:
-                    self.pages[copy, offset] = self.pages[source, offset]
+        self._move(step)
         for begin in step.begins:
             if begin.fork_of is None:
                 self.slots[begin.slot] = (begin.sequence, list(begin.sequence.tokens))
@@ -99,6 +97,23 @@ class FakeChip:
         self.waiting.append(
             Tokens(step.number, np.array(tokens, np.int32), np.array(ends, np.int8))
         )
+
+    def _move(self, step: Step) -> None:
+        """Move pages to the host, copy pages, and move pages back, in this order."""
+        moves = (
+            (step.stows, self.pages, self.host),
+            (step.copies, self.pages, self.pages),
+            (step.fetches, self.host, self.pages),
+        )
+        for pairs, source, target in moves:
+            written = pairs[:, 1].tolist()
+            assert 0 not in written, "page 0 belongs to nobody"
+            assert len(written) == len(set(written)), "a page is written twice"
+            for old, new in pairs.tolist():
+                for offset in range(self.settings.page_size):
+                    target.pop((new, offset), None)
+                    if (old, offset) in source:
+                        target[new, offset] = source[old, offset]
 
     def _compute(self, step: Step) -> None:
         settings, size = self.settings, self.settings.page_size
@@ -181,6 +196,21 @@ def check_pages(scheduler: Scheduler) -> None:
     assert idle <= pool.kept
     assert not free & pool.kept
     assert len(scheduler.tree) == len(pool.kept)
+    check_host_pages(scheduler)
     held = [s for s in slots.sequence.tolist() if s >= 0]
     assert len(held) == len(set(held)), "a sequence has two slots"
     assert slots.num_free == scheduler.settings.slots - len(held)
+
+
+def check_host_pages(scheduler: Scheduler) -> None:
+    """Every page of the host is free, or one sequence's that waits."""
+    pool, owners = scheduler.stowing.pool, scheduler.stowing.owners()
+    used = [page for pages in owners.values() for page in pages]
+    free = pool.free_pages()
+    assert len(used) == len(set(used)), "a page of the host has two owners"
+    assert len(free) == len(set(free)), "a page of the host is free twice"
+    assert not set(free) & set(used), "a page of the host is free and used"
+    left = scheduler.settings.host_pages - len(free) - len(used)
+    assert left == 0 or scheduler.stowing.is_due, "pages of the host are lost"
+    waiting = {s.id for s in scheduler.waiting if s.finish is None}
+    assert set(owners) <= waiting, "the host keeps pages of one that does not wait"

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import Any
-
-import pytest
 
 from tests.support.tiny_bases import (
     BASE,
@@ -392,19 +388,3 @@ def tiny_config(name: str) -> dict[str, object]:
     """Return a tiny config whose experts are few and small, too."""
     values = copy.deepcopy(TINY[name])
     return {**SMALLER, **values} if name in EXPERT_TYPES else values
-
-
-# Types made of parts that others have: their heavier comparisons run with the slow tests.
-COMBINED = (
-    "arcee", "cohere2", "dots1", "exaone4", "nemotron", "olmo3", "olmoe", "seed_oss", "smollm3",
-)  # fmt: skip
-
-
-def with_slow(names: Iterable[str], *, first: bool = False) -> list[Any]:
-    """Return names as parameters, those of combined types slow; `first`: but not their first."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name.split("/")[0] in COMBINED and not (first and name in COMBINED)
-        else name
-        for name in names
-    ]

@@ -15,6 +15,7 @@ from tutti.batching.settings import Settings
 from tutti.batching.slots import PREEMPTED, STAYS, Slots
 from tutti.batching.step import Beginning
 from tutti.batching.step_builder import Draft
+from tutti.batching.stowing import Stowing
 
 
 class Filling:
@@ -27,11 +28,12 @@ class Filling:
         pool: PagePool,
         tree: PrefixTree,
         slots: Slots,
+        stowing: Stowing,
         free_leaving: Callable[[], None],
     ) -> None:
         self._settings, self._prices = settings, prices
         self._pool, self._tree, self._slots = pool, tree, slots
-        self._free_leaving = free_leaving
+        self._stowing, self._free_leaving = stowing, free_leaving
         self._switches = settings.stretch is not None and settings.stretch_kind == "switch"
 
     def draft(self, waiting: list[Sequence], guesses: Mapping[int, tuple[int, ...]]) -> Draft:
@@ -241,27 +243,40 @@ class Filling:
         long = self._switches and min(count, sequence.goal) > (settings.stretch or 0)
         if long and sequence.base <= (settings.stretch or 0):  # it outgrew its keys and lost them
             sequence.base = count
+            self._stowing.drop(sequence)
         key = (request.adapter, request.salt, settings.stretch_class(sequence.base))
         root = self._tree.root(key)
         nodes = []
         if settings.prefix and request.shares_prefix:
             tokens = np.array(sequence.tokens, np.int32)
             nodes = self._tree.match(key, tokens, (count - 1) // size)
-        behind = settings.first_seen(len(nodes) * size) // size
+        stowed = self._stowing.of(sequence)
+        known, stored = len(nodes), len(nodes) * size
+        if stowed is not None:
+            stored = max(stored, stowed.stored)
+        behind = settings.first_seen(stored) // size
         pages = np.array([node.page for node in nodes], np.int32)
         pages[:behind] = 0
         pool.share(pages[behind:])
-        need = settings.most_pages(count) - (len(nodes) - behind)
+        need = settings.most_pages(count) - max(0, known - behind)
         used = int((self._slots.sequence >= 0).sum())
         # those that run will each want a page before long
         if used and need + self._promised() + used > pool.available:
             pool.release(pages[behind:])
             return None
         if not sequence.preemptions:
-            sequence.cached = len(nodes) * size
+            sequence.cached = known * size
+        # what the tree does not have, or no longer, comes back from the host
+        first = max(known, behind)
+        back = pool.take(max(0, settings.pages_for(stored) - first))
+        self._stowing.fetch(sequence, first, back)
+        self._stowing.back(sequence)
+        table = [*pages.tolist(), *[0] * (first - known), *back.tolist()]
         node = nodes[-1] if nodes else root
-        slot = self._slots.place(sequence, pages.tolist(), len(nodes) * size, node)
+        slot = self._slots.place(sequence, table, stored, node if first == known else None)
         self._slots.behind[slot] = behind
+        if first == known:
+            self._slots.inserted[slot] = known
         return slot
 
     def _promised(self) -> int:

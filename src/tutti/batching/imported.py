@@ -14,6 +14,7 @@ import numpy as np
 
 from tutti.batching.pages import Pages
 from tutti.batching.scheduler import Scheduler
+from tutti.batching.step import I32
 
 
 class Imported(NamedTuple):
@@ -21,6 +22,7 @@ class Imported(NamedTuple):
 
     first: int  # token
     pages: Pages
+    stows: I32  # what moves to the host before they are written: device page, host page
 
 
 def import_prefix(
@@ -44,4 +46,4 @@ def import_prefix(
     for index, page in enumerate(new.tolist(), len(nodes)):
         node = tree.insert(node, row[index * size : (index + 1) * size].tobytes(), page)
     pool.release(np.concatenate((known, new)))
-    return Imported(len(nodes) * size, new)
+    return Imported(len(nodes) * size, new, scheduler.stowing.take_stows())

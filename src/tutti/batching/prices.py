@@ -17,6 +17,8 @@ class StepSize(NamedTuple):
     keys: int  # that rows of one token look at
     pairs: int = 0  # of a query and a key that it looks at, in longer rows
     back: int = 0  # longer rows that look at tokens stored before
+    stows: int = 0  # pages that move to the host
+    fetches: int = 0  # pages that come back
 
     @property
     def tokens(self) -> int:
@@ -45,10 +47,13 @@ class LinearPrices:
     token_s: float
     key_s: float = 0.0
     pair_s: float = 0.0
+    stow_s: float = 0.0  # a page to the host
+    fetch_s: float = 0.0  # a page back
 
     def seconds(self, size: StepSize) -> float:
         """Return the time of a step."""
         read = self.key_s * size.keys + self.pair_s * size.pairs
+        read += self.stow_s * size.stows + self.fetch_s * size.fetches
         return self.step_s + self.token_s * size.tokens + read
 
 
@@ -66,6 +71,8 @@ class TabledPrices:
     back_s: float = 0.0  # more of a step in which a longer row looks back
     decode_sizes: Sequence[int] = ()  # that rows are filled up to
     mixed_sizes: Sequence[int] = ()  # that tokens are filled up to
+    stow_s: float = 0.0  # a page to the host
+    fetch_s: float = 0.0  # a page back
 
     def seconds(self, size: StepSize) -> float:
         """Return the time of a step."""
@@ -74,6 +81,7 @@ class TabledPrices:
         tokens = next((filled for filled in sizes if filled >= size.tokens), size.tokens)
         read = self.key_s * size.keys + self.pair_s * size.pairs
         read += self.back_s if size.back else 0.0
+        read += self.stow_s * size.stows + self.fetch_s * size.fetches
         return _on_line(table, tokens) + read
 
 

@@ -2,8 +2,9 @@
 
 Decodes go first, each with one token; what is left of the budget goes to prefill, in chunks, in the
 order of arrival and priority; then the next in line are admitted, as far as pages reach. A sequence
-that lacks a page takes one from those that go last: these give their slot back and are computed
-anew later. The first in order always finds room, so everybody ends.
+that lacks a page takes one from those that go last: these give their slot back, and what they had
+is computed anew later or kept on the host meanwhile (`stowing`). The first in order always finds
+room, so everybody ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tutti.batching.events import (
     Room,
     Tokens,
 )
+from tutti.batching.filing import Filing
 from tutti.batching.filling import Filling
 from tutti.batching.flights import Flight, with_guesses
 from tutti.batching.pages import PagePool
@@ -35,6 +37,7 @@ from tutti.batching.request_limits import check_request
 from tutti.batching.settings import Settings
 from tutti.batching.slots import ENDED, STAYS, Slots
 from tutti.batching.step import I32, LAST, Beginning, Step
+from tutti.batching.stowing import Stowing
 from tutti.errors import InputError
 
 
@@ -49,8 +52,10 @@ class Scheduler:
         self.tree = PrefixTree(self.pool, settings.page_size)
         self.slots = Slots(settings)
         self.waiting: list[Sequence] = []  # a heap
+        self.stowing = Stowing(settings, prices, self.slots)
+        self._filing = Filing(settings, self.pool, self.tree, self.slots)
         self._filling = Filling(
-            settings, prices, self.pool, self.tree, self.slots, self._free_leaving
+            settings, prices, self.pool, self.tree, self.slots, self.stowing, self._free_leaving
         )
         self._flights: deque[Flight] = deque()
         self._requests: dict[int, list[Sequence]] = {}
@@ -135,7 +140,7 @@ class Scheduler:
             slots.known[own] += 1
         names = slots.sequence[own]
         self._note_ends(own, event.ends[kept], flight.slots)
-        self._file_pages(flight.slots)
+        self._filing.file(flight.slots)
         self._free_leaving()
         finished, self._finished = tuple(self._finished), []
         return Received(names, tokens, kept, finished)
@@ -188,6 +193,7 @@ class Scheduler:
             Flight(self._steps, touched, columns.computed[touched], sample_slots, draft.guesses)
         )
         self._steps += 1
+        stows, fetches = self.stowing.take()
         return Step(
             number=self._steps - 1,
             slots=slots,
@@ -196,7 +202,9 @@ class Scheduler:
             sample_rows=sample_rows,
             sample_offsets=offsets,
             sample_slots=sample_slots,
+            stows=stows,
             copies=np.array(draft.copies, np.int32).reshape(-1, 2),
+            fetches=fetches,
             begins=tuple(draft.begins),
             tokens=tokens,
             tables=tables,
@@ -282,6 +290,7 @@ class Scheduler:
         if not columns.leaving.any():
             return
         for slot in np.flatnonzero((columns.leaving != STAYS) & (columns.in_flight == 0)).tolist():
+            self.stowing.stow(slot)
             self.pool.release(columns.pages(slot))
             sequence = columns.clear(slot)
             if sequence.finish is None:
@@ -293,6 +302,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         self._finished.append(sequence)
+        self.stowing.drop(sequence)
         own = self._requests[sequence.request.id]
         own.remove(sequence)
         if not own:
@@ -304,48 +314,6 @@ class Scheduler:
             if sibling.finish is None:
                 heapq.heappush(self.waiting, sibling)
         sequence.siblings = []
-
-    # --- pages of what was computed --------------------------------------------------------
-
-    def _file_pages(self, slots: I32) -> None:
-        """Tell the tree of full pages, and let go of those behind the window."""
-        columns, size = self.slots, self.settings.page_size
-        if self.settings.prefix:
-            own = columns.span(slots)
-            full = np.minimum(columns.stored[own], columns.known[own]) // size
-            self._insert(slots, full)
-        if self.settings.window is None:
-            return
-        for slot in slots.tolist():
-            last = self.settings.first_seen(int(columns.stored[slot])) // size
-            first = int(columns.behind[slot])
-            if last > first:
-                self.pool.release(columns.table[slot, first:last].copy())
-                columns.table[slot, first:last] = 0
-                columns.behind[slot] = last
-
-    def _insert(self, slots: I32, full: np.ndarray) -> None:
-        """Put the pages of slots that became full into the tree, each slot's in order."""
-        columns, size = self.slots, self.settings.page_size
-        missing = full - columns.inserted[slots]
-        more = (missing > 0).nonzero()[0]
-        while len(more):
-            slots, missing = slots[more], missing[more]
-            index = columns.inserted[slots]
-            places = (index * size)[:, None] + np.arange(size)
-            keys = columns.history[slots[:, None], places].tobytes()
-            pages = columns.table[slots, index].tolist()
-            first, width, nodes, insert = 0, 4 * size, columns.nodes, self.tree.insert
-            for slot, page in zip(slots.tolist(), pages, strict=True):
-                node = nodes[slot]
-                if node is not None and node.known:
-                    nodes[slot] = insert(node, keys[first : first + width], page)
-                else:  # what is below would not be found
-                    nodes[slot] = None
-                first += width
-            columns.inserted[slots] = index + 1
-            missing -= 1
-            more = (missing > 0).nonzero()[0]
 
     # --- rows ------------------------------------------------------------------------------
 

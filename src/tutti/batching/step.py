@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ class Step:
     A row may end with tokens that are guessed: then a token is sampled after each of them, and
     those count up to the first that a guess did not foresee.
 
-    In this order a worker copies pages, sets up the slots that begin, computes, and samples.
+    In this order a worker moves pages to the host, copies pages, moves pages back from the host,
+    sets up the slots that begin, computes, and samples.
     """
 
     number: int
@@ -44,7 +45,9 @@ class Step:
     sample_rows: I32  # rows whose logits are wanted
     sample_offsets: I32  # of which token: so many before the row's last
     sample_slots: I32  # slots that get what is sampled: forks share a row, guesses a slot
-    copies: I32  # (n, 2): page to page, before anything else
+    stows: I32  # (n, 2): page of the device to page of the host, before anything else
+    copies: I32  # (n, 2): page to page
+    fetches: I32  # (n, 2): page of the host to page of the device
     begins: tuple[Beginning, ...]
 
     @property
@@ -52,11 +55,34 @@ class Step:
         """Tokens of all rows."""
         return len(self.tokens)
 
+    def of_rows(self, rows: np.ndarray) -> Step:
+        """Return a step of some rows, without samples; a token that is not known becomes 0."""
+        ends = np.cumsum(self.queries)
+        at = [np.arange(ends[row] - self.queries[row], ends[row]) for row in rows.tolist()]
+        none, pairs = np.empty(0, np.int32), np.empty((0, 2), np.int32)
+        return replace(
+            self,
+            slots=self.slots[rows],
+            sequences=self.sequences[rows],
+            queries=self.queries[rows],
+            starts=self.starts[rows],
+            bases=self.bases[rows],
+            tokens=np.maximum(self.tokens[np.concatenate(at)], 0),
+            tables=self.tables[rows],
+            sample_rows=none,
+            sample_offsets=none,
+            sample_slots=none,
+            stows=pairs,
+            copies=pairs,
+            fetches=pairs,
+        )
+
     def plain(self) -> dict[str, Any]:
         """Return everything as plain values: two steps are the same if these are."""
         columns = (
             "slots", "sequences", "queries", "starts", "bases", "tokens", "tables",
-            "sample_rows", "sample_offsets", "sample_slots", "copies",
+            "sample_rows", "sample_offsets", "sample_slots", "stows",
+            "copies", "fetches",
         )  # fmt: skip
         values: dict[str, Any] = {name: getattr(self, name).tolist() for name in columns}
         begins = [(b.slot, b.sequence.id, b.fork_of) for b in self.begins]

@@ -11,6 +11,7 @@ import typer
 
 from tutti.cli.shared.adapters import adapter_folders
 from tutti.cli.shared.output import Json, print_json
+from tutti.cli.shared.quantities import bytes_of
 from tutti.cli.shared.torch_needed import require_torch
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ PageDtype = Annotated[
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Another folder's tokenizer, or 'bytes'.")]
 Memory = Annotated[str | None, typer.Option(help="For weights and pages: '4 GiB'; what is free.")]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(help="On the host, for pages of answers that give way: '4 GiB'; none."),
+]
 Weights = Annotated[
     str | None, typer.Option(help="Round weights to fp8, int8 or int4 while loading.")
 ]
@@ -95,6 +100,7 @@ def generate(
     adapter: Adapter = None,
     tokenizer: Tokenizer = None,
     memory: Memory = None,
+    host_memory: HostMemory = None,
     slots: Annotated[int, typer.Option(help="Answers that are computed at a time.")] = 64,
     page_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
     page_dtype: PageDtype = None,
@@ -114,7 +120,9 @@ def generate(
         "slots": slots, "page_size": page_size, "max_length": max_length, "page_dtype": page_dtype
     }  # fmt: skip
     if memory is not None:
-        sizes["memory_bytes"] = _bytes(memory)
+        sizes["memory_bytes"] = bytes_of("--memory", memory)
+    if host_memory is not None:
+        sizes["host_bytes"] = bytes_of("--host-memory", host_memory)
     parameters = SamplingParameters(
         max_tokens=max_tokens, min_tokens=min_tokens, n=n, temperature=temperature, top_k=top_k,
         top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
@@ -140,16 +148,6 @@ def generate(
             for sample, answer in enumerate(done.answers):
                 name = f"{number}.{sample}" if n > 1 else str(number)
                 sys.stdout.write(f"[{name}] {_shown(answer.text, answer.tokens)}\n")
-
-
-def _bytes(text: str) -> int:
-    from tutti.errors import InputError
-    from tutti.units import parse
-
-    try:
-        return int(parse(text, "bytes"))
-    except ValueError as error:
-        raise InputError(f"--memory {error}") from None
 
 
 def _prompts(

@@ -49,6 +49,8 @@ def engine_text(pipeline: Pipeline, engine: Engine) -> str:
     if pipeline.micro_batches > 1:
         words.append(f"{pipeline.micro_batches} steps under way")
     words.append(f"{engine.pages:,} pages of {engine.page_size}")
+    if engine.host_pages:
+        words.append(f"{engine.host_pages:,} more on the host")
     words.append(f"steps of up to {engine.chunk:,} tokens")
     if engine.role is not Role.DECODE:
         words.append(f"{100 * engine.share:.1f} % of requests")

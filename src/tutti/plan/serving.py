@@ -110,6 +110,7 @@ class Engine:
     role: Role = Role.BOTH
     pages: Count  # of keys and values, for all steps under way; every stage has its layers of each
     page_size: Count = PAGE_SIZE  # tokens
+    host_pages: Natural = 0  # on the hosts, for sequences that lose their slots; as `pages`
     chunk: Count = 2048  # tokens of a step at most
     share: Part = 0.0  # of all requests, for all equal engines together; of decode: its routes say
     weights: Dtype | None = None  # None: the job's

@@ -251,6 +251,8 @@ class Engine:
         received = self.scheduler.receive(Tokens(step.number, result.tokens, result.ends))
         self.counters.steps += 1
         self.counters.computed_tokens += step.num_tokens
+        self.counters.stowed_pages += len(step.stows)
+        self.counters.fetched_pages += len(step.fetches)
         self.counters.sampled_tokens += len(received.tokens)
         self._note_prompts(step, result)
         if self.speculation is not None:

@@ -96,6 +96,7 @@ class LanedEngine:
         new = import_prefix(
             engine.scheduler, tokens[:whole], salt=parameters.salt, base=len(prompt)
         )
+        engine.worker.host_pages.stow(new.stows)
         if arrived:
             write_pages(engine.worker.cache, arrived, new)
 

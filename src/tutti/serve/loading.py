@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ class Sizes:
     pages: int | None = None
     page_dtype: str | None = None  # int8 or fp8: of keys and values in pages; the model's dtype
     memory_bytes: int | None = None  # for weights and pages together
+    host_bytes: int = 0  # of pinned memory, for pages of sequences that lose their slots
+    host_pages: int | None = None  # as many instead
+    stowing: Literal["priced", "always"] = "priced"  # who is kept there, instead of computed again
     max_length: int | None = None  # of a sequence: the model's own
     most_tokens: int = 2048  # of a step
     prefix: bool = True
@@ -302,13 +305,13 @@ def settings_for(
         )
     window, kind = window_of(spec)
     stretched = stretch(spec)
+    weights, token = beside, token_bytes(spec, dtype, codes=sizes.codes)
+    if model is not None:
+        weights, own = beside + weight_bytes(model), model.by_number()
+        units = range(min(own), max(own) + 1)
+        token = token_bytes(spec, dtype, units, model.parallel.tensor.size, sizes.codes)
     pages = sizes.pages
     if pages is None:
-        weights, token = beside, token_bytes(spec, dtype, codes=sizes.codes)
-        if model is not None:
-            weights, own = beside + weight_bytes(model), model.by_number()
-            units = range(min(own), max(own) + 1)
-            token = token_bytes(spec, dtype, units, model.parallel.tensor.size, sizes.codes)
         pages = _pages_that_fit(sizes, accelerator, token, longest, weights)
     return Settings(
         slots=sizes.slots,
@@ -323,7 +326,16 @@ def settings_for(
         prefix=sizes.prefix,
         ahead=sizes.ahead or (1 if accelerator.graph_pool() is None else 2),
         target_s=sizes.target_s,
+        host_pages=_host_pages(sizes, token),
+        stowing=sizes.stowing,
     )
+
+
+def _host_pages(sizes: Sizes, token: int) -> int:
+    """Return how many pages the host has room for."""
+    if sizes.host_pages is not None:
+        return sizes.host_pages
+    return sizes.host_bytes // (max(1, token) * sizes.page_size)  # a stage may hold no block
 
 
 def _pages_that_fit(

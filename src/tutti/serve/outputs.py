@@ -84,6 +84,8 @@ class Counters:
     sampled_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    stowed_pages: int = 0  # that moved to the host
+    fetched_pages: int = 0  # that came back
     guessed_tokens: int = 0
     foreseen_tokens: int = 0  # of these
     finished: dict[str, int] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class StagePace:
         if self._accelerator.mode == "dilated":
             due = self._accelerator.factor * (time.thread_time() - self._busy)
         else:
-            due = self._prices.stages[self._stage].seconds(load_of(step, self._windows))
+            due = self._prices.part_seconds(self._stage, load_of(step, self._windows))
         overrun = self._accelerator.overrun
         overrun.due_s += due
         overrun.late_s += wait_until(self._began + due)

@@ -95,6 +95,7 @@ def open_rank(
     pace = pace_for(accelerator, prices, place.seat.place.stage)
     for worker in workers:
         worker.pace = pace
+        worker.planned = prices.prices()
     layout = EngineLayout.of(pipeline)
     role, arrivals = pipeline.engine.role, None
     takers = frozenset[int]()
@@ -147,6 +148,7 @@ def lane_sizes(pipeline: Pipeline, longest: int) -> Sizes:
         page_dtype=None if engine.cache is None else engine.cache.value,
         max_length=longest,
         most_tokens=engine.chunk,
+        host_pages=engine.host_pages // lanes,
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator import Accelerator
+from tutti.batching.prices import Prices
 from tutti.batching.settings import Settings
 from tutti.batching.step import Step
 from tutti.errors import InputError
@@ -188,9 +189,10 @@ def stage_worker(
     settings = settings_for(model.spec, sizes, accelerator, dtype, model)
     agreed = settings
     if len(place.everybody) > 1:
-        fewest = torch.tensor([-settings.pages])
-        fewest = links.group(place.everybody).all_reduce(fewest, maximum=True)
-        agreed = replace(settings, pages=-int(fewest), ahead=1)
+        most = torch.tensor([-settings.pages, -settings.host_pages])
+        most = links.group(place.everybody).all_reduce(most, maximum=True)
+        pages, host_pages = (-int(count) for count in most)
+        agreed = replace(settings, pages=pages, host_pages=host_pages, ahead=1)
     return StageWorker(
         model, accelerator, agreed, dtype=dtype, codes=sizes.codes, end=end, place=place,
         links=links,
@@ -220,12 +222,17 @@ class StageWorker(Worker):
         self._step: Step | None = None  # the one that is computed
         self.pace: StagePace | None = None
         self.sender: KeySender | None = None
+        self.planned: Prices | None = None  # what the plan says of steps: the same on all ranks
+
+    def prices(self, *, guesses: bool = False) -> Prices | None:
+        """Return what steps take: of several ranks what all of them know alike."""
+        if len(self._place.everybody) > 1 or self.planned is not None:
+            return self.planned
+        return super().prices(guesses=guesses)
 
     def launch(self, step: Step) -> Launched:
         """Compute this stage's part of a step; the last one tells what it sampled at once."""
         self._step = step
-        if self.sender is not None:
-            self.sender.begin(step, self._handed_over(step))
         if self.pace is not None and self._place.before is None:
             self.pace.begin()
         launched = super().launch(step)
@@ -242,6 +249,11 @@ class StageWorker(Worker):
         if self._place.is_last:
             return super().finish(launched)
         return self._heard(launched.step, launched.result)
+
+    def _begin(self, step: Step) -> None:
+        super()._begin(step)
+        if self.sender is not None:  # pages that were on the host are back by now
+            self.sender.begin(step, self._handed_over(step))
 
     def _handed_over(self, step: Step) -> list[tuple[int, Handover, int]]:
         """Return the rows whose keys and values go elsewhere, with their prompts' lengths."""

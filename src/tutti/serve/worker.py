@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tutti.accelerator import Accelerator
 from tutti.batching.events import FAILS
-from tutti.batching.prices import TabledPrices
+from tutti.batching.prices import Prices
 from tutti.batching.request import Sequence
 from tutti.batching.settings import Settings
 from tutti.batching.step import LAST, Step
@@ -28,7 +28,7 @@ from tutti.serve.handover.handed import Handover
 from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
 from tutti.serve.sampler import Chosen, Sampler, TopTokens, top_tokens
-from tutti.serve.staging import Download
+from tutti.serve.staging import Download, HostPages
 from tutti.serve.warm_steps import WarmSteps
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class Worker:
             codes=codes,
             device=accelerator.device,
         )
+        self.host_pages = HostPages(accelerator, self.cache, settings.host_pages)
         if accelerator.operators.preferred("paged_attention")[0] == "reference":
             log.warning(
                 "%s has no operator of its own for attention to pages: the reference runs, slowly",
@@ -123,15 +124,19 @@ class Worker:
         graphs = self._graphs if self._capturable else None
         return WarmSteps(graphs, self._inputs, self.sampler, self._plain, self._rooms)
 
-    def prices(self, *, guesses: bool = False) -> TabledPrices | None:
-        """Return what steps take here, where a target or guesses want it, before any request.
+    def prices(self, *, guesses: bool = False) -> Prices | None:
+        """Return what steps take here, where something hangs on it, before any request.
 
         For guesses alone they are not measured where steps are not captured: steps take longer
         there, and their time is a token's times their tokens.
         """
-        if self.settings.target_s is None and not (guesses and self._capturable):
+        settings = self.settings
+        moves = settings.host_pages > 0 and settings.stowing == "priced"
+        if settings.target_s is None and not moves and not (guesses and self._capturable):
             return None
-        return self.warm_steps.prices(self.settings, self.accelerator)
+        prices = self.warm_steps.prices(settings, self.accelerator)
+        stow_s, fetch_s = self.host_pages.seconds() if moves else (0.0, 0.0)
+        return replace(prices, stow_s=stow_s, fetch_s=fetch_s)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that ended."""
@@ -145,9 +150,11 @@ class Worker:
     @torch.no_grad()
     def launch(self, step: Step) -> Launched:
         """Give a step to the device; steps are computed in this order."""
+        self.host_pages.stow(step.stows)
         if len(step.copies):
             pairs = self.accelerator.to_device(torch.from_numpy(step.copies.astype(np.int64)))
             self.cache.copy(pairs[:, 0], pairs[:, 1])
+        self.host_pages.fetch(step.fetches)
         self._begin(step)
         self.sampler.send()
         result = StepResult(
@@ -355,33 +362,13 @@ class Worker:
             if not any(True for _ in module.children())
         ]
         try:
-            again = _some_rows(step, np.unique(step.sample_rows[failed]))
+            again = step.of_rows(np.unique(step.sample_rows[failed]))
             batch, _ = self._batch(self._as_is(again), ones=0)
             self._stream(batch)
         finally:
             for handle in handles:
                 handle.remove()
         return culprits[0] if culprits else "the head"
-
-
-def _some_rows(step: Step, rows: np.ndarray) -> Step:
-    """Return a step of some rows of another, without samples; an unknown token becomes 0."""
-    ends = np.cumsum(step.queries)
-    at = [np.arange(ends[row] - step.queries[row], ends[row]) for row in rows.tolist()]
-    none = np.empty(0, np.int32)
-    return replace(
-        step,
-        slots=step.slots[rows],
-        sequences=step.sequences[rows],
-        queries=step.queries[rows],
-        starts=step.starts[rows],
-        bases=step.bases[rows],
-        tokens=np.maximum(step.tokens[np.concatenate(at)], 0),
-        tables=step.tables[rows],
-        sample_rows=none,
-        sample_offsets=none,
-        sample_slots=none,
-    )
 
 
 def _is_capturable(model: Model, cache: PagedCache) -> bool:

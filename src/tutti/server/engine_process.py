@@ -207,6 +207,8 @@ def load_of_lanes(lanes: Sequence[Scheduler], counters: Counters) -> Load:
         computed_tokens=counters.computed_tokens,
         cached_tokens=counters.cached_tokens,
         preemptions=counters.preemptions,
+        stowed_pages=counters.stowed_pages,
+        fetched_pages=counters.fetched_pages,
         guessed_tokens=counters.guessed_tokens,
         foreseen_tokens=counters.foreseen_tokens,
     )

@@ -127,6 +127,8 @@ class Load(msgspec.Struct, frozen=True, tag="load_of"):
     computed_tokens: int
     cached_tokens: int
     preemptions: int
+    stowed_pages: int
+    fetched_pages: int
     guessed_tokens: int
     foreseen_tokens: int
 

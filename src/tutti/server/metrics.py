@@ -40,6 +40,8 @@ class Metrics:
                 "steps": "Steps so far",
                 "computed_tokens": "Tokens that steps computed",
                 "preemptions": "Sequences that lost their pages",
+                "stowed_pages": "Pages that moved to the host",
+                "fetched_pages": "Pages that came back from the host",
                 "guessed_tokens": "Tokens that were guessed",
                 "foreseen_tokens": "Guesses that were right",
             }.items()

@@ -26,7 +26,7 @@ def queries(own: Scheduler, prompt: list[int], **options: int) -> list[int]:
 
 def test_a_request_finds_what_was_imported() -> None:
     own = scheduler()
-    first, pages = import_prefix(own, TOKENS)
+    first, pages, _ = import_prefix(own, TOKENS)
     assert first == 0
     assert len(pages) == 2, "whole pages only"
     assert own.pool.available == own.pool.size, "nobody uses them yet"
@@ -36,22 +36,22 @@ def test_a_request_finds_what_was_imported() -> None:
 def test_what_is_known_is_not_imported_again() -> None:
     own = scheduler()
     import_prefix(own, TOKENS[:4])
-    first, pages = import_prefix(own, TOKENS)
+    first, pages, _ = import_prefix(own, TOKENS)
     assert (first, len(pages)) == (4, 1)
-    again, none = import_prefix(own, TOKENS)
+    again, none, _ = import_prefix(own, TOKENS)
     assert (again, len(none)) == (8, 0)
     assert import_prefix(own, TOKENS, salt="other").first == 0
 
 
 def test_pages_reach_as_far_as_there_are() -> None:
     own = scheduler(pages=2)
-    first, pages = import_prefix(own, TOKENS)
+    first, pages, _ = import_prefix(own, TOKENS)
     assert (first, len(pages)) == (0, 1)
     own = scheduler(pages=6)
     own.arrive(Request(id=9, prompt=tuple(range(12)), most_new=1))
     step = own.next_step()
     assert step is not None
-    _, pages = import_prefix(own, TOKENS)
+    _, pages, _ = import_prefix(own, TOKENS)
     assert len(pages) == 1, "one is left for who runs"
     count = len(step.sample_slots)
     own.receive(Tokens(step.number, np.ones(count, np.int32), np.zeros(count, np.int8)))

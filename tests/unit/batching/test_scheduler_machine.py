@@ -20,6 +20,7 @@ from tutti.batching.prefix import PrefixTree
 from tutti.batching.scheduler import Scheduler
 from tutti.batching.settings import Settings
 from tutti.batching.slots import ENDED, PREEMPTED, Slots
+from tutti.batching.stowing import Stowing
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
@@ -155,6 +156,43 @@ def counts_late_tokens_of_ended_sequences(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Scheduler, "receive", receive)
 
 
+def moves_pages_out_a_step_late(plant: pytest.MonkeyPatch) -> None:
+    original, late = Stowing.take_stows, dict[int, np.ndarray]()
+
+    def take(self: Stowing) -> np.ndarray:
+        now = original(self)
+        before, late[id(self)] = late.get(id(self), now[:0]), now
+        return before
+
+    plant.setattr(Stowing, "take_stows", take)
+
+
+def fetches_from_the_first_page_on(plant: pytest.MonkeyPatch) -> None:
+    original = Stowing.fetch
+
+    def fetch(self: Stowing, sequence: Any, first: int, pages: np.ndarray) -> None:
+        stowed = self.of(sequence)
+        original(self, sequence, first if stowed is None else stowed.first, pages)
+
+    plant.setattr(Stowing, "fetch", fetch)
+
+
+def keeps_host_pages_of_those_that_end(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Stowing, "drop", lambda self, sequence: None)
+
+
+def gives_a_page_of_the_host_to_two(plant: pytest.MonkeyPatch) -> None:
+    original = Stowing.stow
+
+    def stow(self: Stowing, slot: int) -> None:
+        original(self, slot)
+        for pages in self.owners().values():
+            self.pool.release(np.array(pages[-1:], np.int32))
+            self.pool.users[pages[-1:]] = 1
+
+    plant.setattr(Stowing, "stow", stow)
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     forgets_a_page,
     does_not_copy_shared_pages,
@@ -165,6 +203,10 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     gives_pages_in_view_away,
     takes_an_idle_page_and_leaves_it_in_the_tree,
     counts_late_tokens_of_ended_sequences,
+    moves_pages_out_a_step_late,
+    fetches_from_the_first_page_on,
+    keeps_host_pages_of_those_that_end,
+    gives_a_page_of_the_host_to_two,
 ]
 
 

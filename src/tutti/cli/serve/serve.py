@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti.cli.shared.adapters import adapter_folders
+from tutti.cli.shared.quantities import bytes_of
 from tutti.cli.shared.torch_needed import require_torch
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def serve(
     tokenizer: Annotated[str | None, typer.Option(help="A folder, or 'bytes'.")] = None,
     slots: Annotated[int | None, typer.Option(help="Sequences at a time: 64.", min=1)] = None,
     max_length: Annotated[int | None, typer.Option(help="Of a context; the model's.")] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(help="On the host, for pages of sequences that give way: '16 GiB'; none."),
+    ] = None,
     guesses: Annotated[int, typer.Option(help="Tokens tried ahead.", min=0)] = 0,
     step_ms: Annotated[
         float | None,
@@ -102,6 +107,7 @@ def serve(
         "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "tokenizer": tokenizer, "slots": slots, "max_length": max_length,
         "guesses": guesses or None,
+        "host_bytes": None if host_memory is None else bytes_of("--host-memory", host_memory),
         "adapters": adapter_folders(adapter or []),
         "target_s": None if step_ms is None else step_ms / 1e3,
     }  # fmt: skip

@@ -25,6 +25,7 @@ from tutti.models.cached import cached_bytes
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Pipeline
 from tutti.plan.serving import Engine, Role
+from tutti.units import bytes_text
 
 MeasuredPools = Mapping[str, MeasuredChip]
 
@@ -63,9 +64,14 @@ class EnginePrices:
         """Return the seconds of a step on each stage; the host's part is the first one's."""
         own = self.stages[0].own
         host = own.step_s if len(self.stages) == 1 else own.staged_step_s
-        each = [self.stages[number].seconds(load) for number in self.distinct[0]]
+        each = [self.part_seconds(number, load) for number in self.distinct[0]]
         first, *others = (each[place] for place in self.distinct[1])
         return (first + (host if self.lanes == 1 else 0.0), *others)
+
+    def part_seconds(self, stage: int, load: StepLoad) -> float:
+        """Return the seconds of a step on one stage, without the host's part."""
+        own = self.stages[stage]
+        return own.seconds(load) + own.move_seconds(load, self.engine.page_size)
 
     def wire_seconds(self, load: StepLoad) -> tuple[float, ...]:
         """Return how long a step's stream takes between neighbouring stages."""
@@ -86,6 +92,7 @@ class EnginePrices:
             slots=max(1, self.slots // self.lanes),
             pages=self.engine.pages // self.lanes + 1,
             page_size=self.engine.page_size,
+            host_pages=self.engine.host_pages // self.lanes,
             max_length=self.longest,
             most_tokens=chunk,
             window=None if windows[0] is None else max(w or 0 for w in windows),
@@ -113,7 +120,8 @@ class ScheduledPrices:
     def seconds(self, size: StepSize) -> float:
         """Return the time of a step."""
         keys, pairs = (float(size.keys),) * self._count, (float(size.pairs),) * self._count
-        load = StepLoad(size.tokens, size.decodes, size.decodes, keys, pairs)
+        moved = size.stows, size.fetches
+        load = StepLoad(size.tokens, size.decodes, size.decodes, keys, pairs, *moved)
         return self._engine.step_seconds(load)
 
 
@@ -182,6 +190,14 @@ def _require_room(
                 f"plan: stage {number} on {stage.pool.name} has room for {max(0, int(room)):,} "
                 f"tokens beside its weights; its {engine.pages:,} pages of {engine.page_size} are "
                 f"{wanted:,}: give fewer pages, units or a larger tp"
+            )
+        kept = engine.host_pages * engine.page_size * stage.token_bytes
+        memory = stage.pool.node.host.memory_bytes
+        if kept > memory:
+            raise InputError(
+                f"plan: stage {number} on {stage.pool.name} keeps {bytes_text(kept)} for each chip "
+                f"in {engine.host_pages:,} pages on its host, which has {bytes_text(memory)}: give "
+                "fewer host_pages"
             )
 
 

@@ -97,6 +97,9 @@ class StagePrices:
     ) -> None:
         self.model, self.units, self.pool, self.tp = model, units, pool, tp
         formats = formats or Formats()
+        self.token_bytes = cached_bytes(
+            model, self.blocks, tp=tp, stored=formats.cache_bytes, stream=STREAM_BYTES
+        )
         self.own = own or serving_constants(pool.chip)
         self._constants = captured_constants(pool.chip, self.own)
         self._machine = Machine.of(cluster, pool, Dtype.BF16)
@@ -157,6 +160,13 @@ class StagePrices:
         if self._head is not None and load.samples:
             total += _at(samples, self._head)
         return total
+
+    def move_seconds(self, load: StepLoad, page_size: int) -> float:
+        """Return the seconds in which pages move to the host and back, each chip its own part."""
+        host = self.pool.node.host
+        moved = (load.stows + load.fetches) * page_size * self.token_bytes
+        ways = (load.stows > 0) + (load.fetches > 0)
+        return moved / host.device_bandwidth + ways * host.device_latency_s
 
     def _filled(self, load: StepLoad) -> tuple[int, int]:
         """Return the tokens and the wanted rows of a step as it runs."""

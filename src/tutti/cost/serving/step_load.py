@@ -26,6 +26,8 @@ class StepLoad(NamedTuple):
     rows: int  # with one query: decodes
     keys: tuple[float, ...]  # that decodes read
     pairs: tuple[float, ...]  # of query and key, of prompts' chunks
+    stows: int = 0  # pages that move to the host
+    fetches: int = 0  # pages that come back
 
     @property
     def num_chunks_tokens(self) -> int:
@@ -51,7 +53,8 @@ def load_of(step: Step, windows: Windows, *, imports: bool = False) -> StepLoad:
     for window in windows:
         keys.append(float(lengths.sum() if window is None else np.minimum(lengths, window).sum()))
         pairs.append(_pairs(starts, queries, window) if len(queries) else 0.0)
-    return StepLoad(tokens, len(step.sample_rows), rows, tuple(keys), tuple(pairs))
+    moved = len(step.stows), len(step.fetches)
+    return StepLoad(tokens, len(step.sample_rows), rows, tuple(keys), tuple(pairs), *moved)
 
 
 def _pairs(starts: np.ndarray, queries: np.ndarray, window: int | None) -> float:

@@ -33,6 +33,8 @@ class EngineUse:
     tokens_per_step: float
     rows_per_step: float  # decodes
     preemptions: int
+    stowed_pages: int
+    fetched_pages: int
     most_pages: int
     pages: int
     basis: str
@@ -222,6 +224,8 @@ def _use(
         tokens_per_step=sum(e.used.tokens for e in engines) / max(1, steps),
         rows_per_step=sum(e.used.rows for e in engines) / max(1, steps),
         preemptions=sum(e.used.preemptions for e in engines),
+        stowed_pages=sum(e.used.stowed_pages for e in engines),
+        fetched_pages=sum(e.used.fetched_pages for e in engines),
         most_pages=max((e.used.most_pages for e in engines), default=0) * prices.lanes,
         pages=prices.engine.pages,
         basis=prices.basis,

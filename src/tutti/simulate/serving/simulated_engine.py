@@ -77,6 +77,8 @@ class Used:
     tokens: int = 0
     rows: int = 0  # decodes
     preemptions: int = 0
+    stowed_pages: int = 0
+    fetched_pages: int = 0
     most_pages: int = 0
 
 
@@ -87,7 +89,8 @@ class SimulatedEngine:
         self.number, self.group, self.prices = number, group, prices
         settings = prices.settings(prefix=prefix)
         self._windows = prices.windows
-        self.lanes = [Lane(Scheduler(settings), number) for number in range(prices.lanes)]
+        asked = prices.prices() if settings.host_pages else None
+        self.lanes = [Lane(Scheduler(settings, asked), number) for number in range(prices.lanes)]
         self._free = [0.0] * len(prices.stages)
         self._leapt = 0.0  # since when steps that are alike are under way
         self.work = 0.0  # tokens of the requests that it has
@@ -156,6 +159,8 @@ class SimulatedEngine:
         used.steps += 1
         used.tokens += load.tokens
         used.rows += load.rows
+        used.stowed_pages += load.stows
+        used.fetched_pages += load.fetches
         self._note_pages(lane)
         return TimedStep(self.number, lane.number, begins, ends, load.tokens, load.rows)
 

@@ -60,6 +60,12 @@ def _notes(result: ServingResult) -> list[Text]:
         lines.append(
             f"equal engines are simulated once: {result.simulated:,} requests stand for all"
         )
+    stowed, fetched = (
+        sum(getattr(use, name) for use in result.engines)
+        for name in ("stowed_pages", "fetched_pages")
+    )
+    if stowed:
+        lines.append(f"{stowed:,} pages moved to hosts, {fetched:,} came back")
     basis = "; ".join(dict.fromkeys(use.basis for use in result.engines))
     lines.append(f"prices: {basis}")
     return [Text(line, style="dim") for line in lines]

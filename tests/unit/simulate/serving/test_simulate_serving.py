@@ -18,6 +18,7 @@ from tests.support.deployments import (
 from tutti.batching import StepSize
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
+from tutti.models.cached import cached_bytes
 from tutti.models.load import load_model
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Plan, Replica, Stage
@@ -75,6 +76,34 @@ def test_who_comes_while_a_step_is_under_way_misses_the_next(monkeypatch, leaps)
     first = result.first_s[1] + middle
     own = deployment.prices[0].prices().seconds(StepSize(1, 0, 110).with_chunk(start=0, count=300))
     assert first - own == pytest.approx(steps[9].ends_s, rel=0.01), "the tenth is made already"
+
+
+def test_pages_on_the_host_are_priced_and_pay_where_prompts_are_long():
+    model, cluster = load_model("qwen3-8b"), Cluster.load("small-mixed")
+    requests = Requests(times=np.zeros(24), prompts=np.full(24, 1500), outputs=np.full(24, 400))
+
+    def served(host_pages):
+        pipeline = engine_pipeline(model, "h100/0/0", slots=24, pages=1600, host_pages=host_pages)
+        deployment = Deployment.of(serving_plan(pipeline, model=model, cluster=cluster))
+        return deployment.prices[0], simulate_serving(deployment, requests)
+
+    _, anew = served(0)
+    prices, kept = served(2000)
+    with pytest.raises(InputError, match=r"keeps .* in 10,000,000 pages on its host, which has"):
+        served(10_000_000)
+    assert anew.engines[0].preemptions > 0
+    assert anew.engines[0].stowed_pages == 0
+    use = kept.engines[0]
+    assert use.stowed_pages >= use.fetched_pages > 0
+    assert kept.seconds < anew.seconds
+    decodes = StepSize(decodes=8, prefill=0, keys=8000)
+    moved = decodes._replace(stows=10, fetches=30)
+    page = 16 * cached_bytes(model, range(model.num_units))
+    host = cluster.pool("h100").node.host
+    more = prices.prices().seconds(moved) - prices.prices().seconds(decodes)
+    assert more == pytest.approx(
+        40 * page / host.device_bandwidth + 2 * host.device_latency_s, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("rate", [5.0, None], ids=["few", "at once"])
