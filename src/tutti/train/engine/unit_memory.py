@@ -97,13 +97,14 @@ def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> Meas
 @contextmanager
 def _only_new_garbage() -> Iterator[None]:
     """Let collections look at what is made from here on: all of a large process takes seconds."""
-    frozen = gc.get_freeze_count()
+    if gc.get_freeze_count():  # somebody else keeps what is old out of them
+        yield
+        return
     gc.freeze()
     try:
         yield
     finally:
-        if not frozen:  # else somebody else keeps them so
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 class RankMeter:
