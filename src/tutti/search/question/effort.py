@@ -34,8 +34,7 @@ class Effort:
     last_mile: int = 2_500_000  # instructions for a local search from the best plans
     wide_gap: float = 0.2  # over the bound: here all of them, below far fewer, above more
     widest_more: float = 2.0  # times as many at most
-    gap_power: float = 1.75  # of what a gap is of the wide one, above it
-    narrow_power: float = 1.25  # and below it
+    gap_power: float = 1.75
     large_less: int = 5  # times less of it on a large cluster
 
     def budget(self, num_chips: int) -> int:
@@ -50,9 +49,7 @@ class Effort:
         """Return the instructions that a local search may simulate: more where more can be won."""
         gap = max(0.0, seconds / bound - 1.0) if bound > 0.0 else self.wide_gap
         most = self.last_mile // (self.large_less if num_chips >= self.large else 1)
-        share = gap / self.wide_gap
-        power = self.gap_power if share > 1.0 else self.narrow_power
-        return int(most * min(self.widest_more, share**power))
+        return int(most * min(self.widest_more, (gap / self.wide_gap) ** self.gap_power))
 
     def is_wide(self, seconds: float, bound: float) -> bool:
         """Tell whether a step is so far above the bound that further kinds of plans are tried."""

@@ -19,9 +19,3 @@ def test_a_wider_gap_earns_more_up_to_a_limit() -> None:
     assert earned == sorted(earned)
     assert earned[1] == pytest.approx(effort.last_mile, abs=1)
     assert earned[-1] == earned[-2] == int(effort.last_mile * effort.widest_more)
-
-
-def test_a_narrow_gap_earns_less_than_its_share_but_some() -> None:
-    effort = Effort()
-    quarter = effort.local_search(8, 1.0 + effort.wide_gap / 4, 1.0)
-    assert effort.last_mile / 7 < quarter < effort.last_mile / 4
