@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tutti.cli.fleet.traffic import PlansOfJobs, Share, Traffic, habits_of, shared_network, that_fit
 from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
 
@@ -31,21 +32,15 @@ def place(
     down: Annotated[
         list[str] | None, typer.Option(help="Nodes that are gone.", metavar="NODES")
     ] = None,
-    traffic: Annotated[
-        str, typer.Option(help="What jobs send: none, ring or all_to_all.")
-    ] = "none",
-    plan: Annotated[
-        list[str] | None,
-        typer.Option(help="Jobs that are a plan: NAME=PLAN, a pattern such as 'gpt*=gpt.json'."),
-    ] = None,
-    share: Annotated[float, typer.Option(help="Of a step in which they send.")] = 0.2,
+    traffic: Traffic = "none",
+    plan: PlansOfJobs = None,
+    share: Share = 0.2,
     json: Json = False,
 ) -> None:
     """Say which of some jobs to start now, on which nodes, and why the others wait.
 
     With --traffic or --plan also which of them should begin later, so that they send by turns.
     """
-    from tutti.cli.fleet.traffic import habits_of, shared_network, that_fit
     from tutti.fleet.chips import Grounds
     from tutti.fleet.placing import place_now
     from tutti.fleet.policy import Policy

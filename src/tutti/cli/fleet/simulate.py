@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tutti.cli.fleet.traffic import PlansOfJobs, Share, Traffic, habits_of, shared_network, that_fit
 from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.cli.shared.progress import progress_bar
 from tutti.errors import InputError, hint
@@ -36,14 +37,9 @@ def simulate(
     jobs: Annotated[int, typer.Option(help="Of a generated trace.")] = 10_000,
     load: Annotated[float, typer.Option(help="Of a generated trace, of all chips.")] = 0.9,
     seed: Annotated[int, typer.Option(help="Of what is left to chance.")] = 0,
-    traffic: Annotated[
-        str, typer.Option(help="What jobs send: none, ring or all_to_all.")
-    ] = "none",
-    plan: Annotated[
-        list[str] | None,
-        typer.Option(help="Jobs that are a plan: NAME=PLAN, a pattern such as 'gpt*=gpt.json'."),
-    ] = None,
-    share: Annotated[float, typer.Option(help="Of a step in which they send.")] = 0.2,
+    traffic: Traffic = "none",
+    plan: PlansOfJobs = None,
+    share: Share = 0.2,
     alone: Annotated[
         bool, typer.Option("--alone", help="With --traffic: jobs do not disturb each other.")
     ] = False,
@@ -61,7 +57,6 @@ def simulate(
     """Run a trace of jobs on a cluster, under several policies."""
     from dataclasses import replace
 
-    from tutti.cli.fleet.traffic import habits_of, shared_network, that_fit
     from tutti.fleet.chips import Grounds
     from tutti.fleet.figures import figures
     from tutti.fleet.policy import Policy

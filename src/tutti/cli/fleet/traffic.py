@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from tutti.errors import InputError, hint
 
@@ -14,6 +16,13 @@ if TYPE_CHECKING:
     from tutti.simulate.step_traffic import StepTraffic
 
 _PATTERNS = ("none", "ring", "all_to_all")
+
+Traffic = Annotated[str, typer.Option(help="What jobs send: none, ring or all_to_all.")]
+PlansOfJobs = Annotated[
+    list[str] | None,
+    typer.Option(help="Jobs that are a plan: NAME=PLAN, a pattern such as 'gpt*=gpt.json'."),
+]
+Share = Annotated[float, typer.Option(help="Of a step in which they send.")]
 
 
 def habits_of(texts: list[str], jobs: list[str]) -> dict[str, StepTraffic]:
