@@ -23,7 +23,7 @@ import numpy as np
 from tutti.document import Place
 from tutti.fleet.chips import Grounds
 from tutti.fleet.network import SharedNetwork
-from tutti.fleet.rhythm import Rhythm, periods, propose_offsets
+from tutti.fleet.send_offsets import Rhythm, periods, propose_offsets
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.job import Job

@@ -36,7 +36,7 @@ from tutti.server.messages import (
     Submit,
     Update,
 )
-from tutti.server.wires import Way, Wires
+from tutti.server.sockets import ServerSockets, SocketName
 
 PROFILED = """
 import cProfile, pstats, sys
@@ -56,7 +56,7 @@ def engine(folder: Path, step_s: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.SNDHWM, 0)
-    address = Wires(own).bind(router, Way("engine", 0, 1))
+    address = ServerSockets(own).bind(router, SocketName("engine", 0, 1))
     own.write("adapters.json", {})
     own.write(
         "state.json",

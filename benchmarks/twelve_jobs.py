@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.fleet.worth import Mix, Worth, mixes, shared_out
+from tutti.fleet.mix_values import Mix, Worth, mixes, shared_out
 from tutti.hardware.cluster import Cluster
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan

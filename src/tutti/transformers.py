@@ -30,7 +30,7 @@ from tutti.recipes.training_arguments import (
     timed_keys,
     training_keys,
 )
-from tutti.train.data.opening import open_data
+from tutti.train.data.open_data import open_data
 from tutti.train.data.rows_in_memory import rows_file, tokenizer_of
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import cluster_of

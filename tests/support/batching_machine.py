@@ -45,7 +45,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         ahead=draw(st.integers(1, 2)),
         target_s=draw(st.sampled_from([None, 8.0])),
         host_pages=draw(st.sampled_from([0, 1, fewest, 3 * fewest])),
-        stowing=draw(st.sampled_from(["always", "priced"])),
+        keep_on_host=draw(st.sampled_from(["always", "priced"])),
     )
 
 
@@ -104,10 +104,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._handle(Cancelled(number, sample))
 
     @rule(data=st.data())
-    @precondition(lambda self: self.scheduler is not None and self.scheduler.stowing.owners())
+    @precondition(lambda self: self.scheduler is not None and self.scheduler.on_host.owners())
     def cancel_who_waits_on_the_host(self, data: st.DataObject) -> None:
         assert self.scheduler is not None
-        owners = self.scheduler.stowing.owners()
+        owners = self.scheduler.on_host.owners()
         kept = {s.request.id: s for s in self.scheduler.waiting if s.id in owners}
         number = data.draw(st.sampled_from(sorted(kept)))
         self.cancelled.add(number)
@@ -178,7 +178,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_pages(self.scheduler)
         pool = self.scheduler.pool
         assert pool.free + len(pool.idle) == self.settings.usable_pages, "a page is still used"
-        assert self.scheduler.stowing.pool.free == self.settings.host_pages
+        assert self.scheduler.on_host.pool.free == self.settings.host_pages
         self._check_tokens()
         self._check_replay()
 

@@ -204,13 +204,13 @@ def check_pages(scheduler: Scheduler) -> None:
 
 def check_host_pages(scheduler: Scheduler) -> None:
     """Every page of the host is free, or one sequence's that waits."""
-    pool, owners = scheduler.stowing.pool, scheduler.stowing.owners()
+    pool, owners = scheduler.on_host.pool, scheduler.on_host.owners()
     used = [page for pages in owners.values() for page in pages]
     free = pool.free_pages()
     assert len(used) == len(set(used)), "a page of the host has two owners"
     assert len(free) == len(set(free)), "a page of the host is free twice"
     assert not set(free) & set(used), "a page of the host is free and used"
     left = scheduler.settings.host_pages - len(free) - len(used)
-    assert left == 0 or scheduler.stowing.is_due, "pages of the host are lost"
+    assert left == 0 or scheduler.on_host.is_due, "pages of the host are lost"
     waiting = {s.id for s in scheduler.waiting if s.finish is None}
     assert set(owners) <= waiting, "the host keeps pages of one that does not wait"

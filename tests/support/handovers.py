@@ -21,7 +21,7 @@ from tutti.serve.handover.handed import Handover
 from tutti.serve.handover.layout import EngineLayout, heads_of
 from tutti.serve.handover.sender import KeySender, Parcel
 from tutti.serve.handover.wire import encoded
-from tutti.serve.lanes import LanedEngine
+from tutti.serve.laned_engine import LanedEngine
 from tutti.serve.loading import Sizes
 from tutti.serve.stages import StageWorker, stage_model, stage_place, stage_worker
 

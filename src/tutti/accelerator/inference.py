@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they register)
 from tutti.accelerator.choices import Choices
+from tutti.accelerator.eight_bit_support import Narrowing
 from tutti.accelerator.host import adapted, quantised, quantised_pages, rows  # noqa: F401
-from tutti.accelerator.narrowing import Narrowing
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.quantised.frozen_products import frozen_grouped_linear, frozen_linear

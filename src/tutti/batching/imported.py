@@ -46,4 +46,4 @@ def import_prefix(
     for index, page in enumerate(new.tolist(), len(nodes)):
         node = tree.insert(node, row[index * size : (index + 1) * size].tobytes(), page)
     pool.release(np.concatenate((known, new)))
-    return Imported(len(nodes) * size, new, scheduler.stowing.take_stows())
+    return Imported(len(nodes) * size, new, scheduler.on_host.take_stows())

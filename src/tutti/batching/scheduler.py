@@ -3,7 +3,7 @@
 Decodes go first, each with one token; what is left of the budget goes to prefill, in chunks, in the
 order of arrival and priority; then the next in line are admitted, as far as pages reach. A sequence
 that lacks a page takes one from those that go last: these give their slot back, and what they had
-is computed anew later or kept on the host meanwhile (`stowing`). The first in order always finds
+is computed anew later or kept on the host meanwhile (`on_host`). The first in order always finds
 room, so everybody ends.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tutti.batching.computed_pages import ComputedPages
 from tutti.batching.events import (
     FAILS,
     STOPS,
@@ -26,18 +27,17 @@ from tutti.batching.events import (
     Room,
     Tokens,
 )
-from tutti.batching.filing import Filing
-from tutti.batching.filling import Filling
-from tutti.batching.flights import Flight, with_guesses
+from tutti.batching.fill_step import Filling
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
 from tutti.batching.prices import Prices
 from tutti.batching.request import Finish, Request, Sequence
 from tutti.batching.request_limits import check_request
+from tutti.batching.sequences_on_host import SequencesOnHost
 from tutti.batching.settings import Settings
 from tutti.batching.slots import ENDED, STAYS, Slots
 from tutti.batching.step import I32, LAST, Beginning, Step
-from tutti.batching.stowing import Stowing
+from tutti.batching.steps_in_flight import StepInFlight, with_guesses
 from tutti.errors import InputError
 
 
@@ -52,12 +52,12 @@ class Scheduler:
         self.tree = PrefixTree(self.pool, settings.page_size)
         self.slots = Slots(settings)
         self.waiting: list[Sequence] = []  # a heap
-        self.stowing = Stowing(settings, prices, self.slots)
-        self._filing = Filing(settings, self.pool, self.tree, self.slots)
+        self.on_host = SequencesOnHost(settings, prices, self.slots)
+        self._computed_pages = ComputedPages(settings, self.pool, self.tree, self.slots)
         self._filling = Filling(
-            settings, prices, self.pool, self.tree, self.slots, self.stowing, self._free_leaving
+            settings, prices, self.pool, self.tree, self.slots, self.on_host, self._free_leaving
         )
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[StepInFlight] = deque()
         self._requests: dict[int, list[Sequence]] = {}
         self._steps = 0
         self._sequences = 0
@@ -140,12 +140,12 @@ class Scheduler:
             slots.known[own] += 1
         names = slots.sequence[own]
         self._note_ends(own, event.ends[kept], flight.slots)
-        self._filing.file(flight.slots)
+        self._computed_pages.file(flight.slots)
         self._free_leaving()
         finished, self._finished = tuple(self._finished), []
         return Received(names, tokens, kept, finished)
 
-    def _foreseen(self, flight: Flight, event: Tokens, counts: np.ndarray) -> None:
+    def _foreseen(self, flight: StepInFlight, event: Tokens, counts: np.ndarray) -> None:
         """Mark the samples that count: up to the first that no guess foresaw, or that ends it."""
         for slot, guesses in flight.guesses.items():
             first = int(np.flatnonzero(flight.sample_slots == slot)[0])
@@ -154,7 +154,7 @@ class Scheduler:
                     counts[place + 1 : first + len(guesses) + 1] = False
                     break
 
-    def _settle(self, flight: Flight) -> None:
+    def _settle(self, flight: StepInFlight) -> None:
         """Take back what was computed of guesses that were wrong."""
         columns = self.slots
         own = np.array(list(flight.guesses), np.int32)
@@ -190,10 +190,12 @@ class Scheduler:
             sample_rows, sample_slots, slots, draft.guesses
         )
         self._flights.append(
-            Flight(self._steps, touched, columns.computed[touched], sample_slots, draft.guesses)
+            StepInFlight(
+                self._steps, touched, columns.computed[touched], sample_slots, draft.guesses
+            )
         )
         self._steps += 1
-        stows, fetches = self.stowing.take()
+        stows, fetches = self.on_host.take()
         return Step(
             number=self._steps - 1,
             slots=slots,
@@ -290,7 +292,7 @@ class Scheduler:
         if not columns.leaving.any():
             return
         for slot in np.flatnonzero((columns.leaving != STAYS) & (columns.in_flight == 0)).tolist():
-            self.stowing.stow(slot)
+            self.on_host.stow(slot)
             self.pool.release(columns.pages(slot))
             sequence = columns.clear(slot)
             if sequence.finish is None:
@@ -302,7 +304,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         self._finished.append(sequence)
-        self.stowing.drop(sequence)
+        self.on_host.drop(sequence)
         own = self._requests[sequence.request.id]
         own.remove(sequence)
         if not own:

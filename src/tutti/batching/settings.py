@@ -36,7 +36,7 @@ class Settings:
     # pages on the host, for sequences that lose their slots; and who is kept there: whose pages
     # move in less time than its tokens are computed again, or everybody for whom there is room
     host_pages: int = 0
-    stowing: Literal["priced", "always"] = "priced"
+    keep_on_host: Literal["priced", "always"] = "priced"
     target_s: float | None = None  # prefill is cut such that a priced step beside decodes keeps it
 
     def __post_init__(self) -> None:
@@ -47,8 +47,10 @@ class Settings:
                 )
         if self.host_pages < 0:
             raise InputError(f"serving: 'host_pages' is {self.host_pages}; it must be at least 0")
-        if self.stowing not in ("priced", "always"):
-            raise InputError(f"serving: 'stowing' is '{self.stowing}'; it may be priced or always")
+        if self.keep_on_host not in ("priced", "always"):
+            raise InputError(
+                f"serving: 'keep_on_host' is '{self.keep_on_host}'; it may be priced or always"
+            )
         if self.pages < 2:
             raise InputError(
                 f"serving: {self.pages} pages leave none for requests; give at least 2"

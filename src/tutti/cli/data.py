@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tutti.huggingface.tokenizer import Tokenizer
     from tutti.train.data.config import DataConfig
-    from tutti.train.data.look import Example, Look
+    from tutti.train.data.preview import Example, Look
 
 app = typer.Typer(help="Training data: what they become.", no_args_is_help=True)
 
@@ -53,7 +53,7 @@ def show(
 ) -> None:
     """Show data as they are trained on: rendered text, tokens, what has a loss, lengths."""
     from tutti.huggingface.tokenizer import open_tokenizer
-    from tutti.train.data.look import look
+    from tutti.train.data.preview import look
 
     asked = _asked(file, tokenizer)
     opened = open_tokenizer(asked.tokenizer)
@@ -108,7 +108,7 @@ def _asked(file: str, tokenizer: str | None) -> _Asked:
 
 
 def _document(source: Look, tokenizer: Tokenizer) -> dict[str, Any]:
-    from tutti.train.data.look import histogram
+    from tutti.train.data.preview import histogram
 
     return {
         "source": source.name,
@@ -205,7 +205,7 @@ def _lengths(source: Look, row: int | None) -> list[Any]:
     """Return the lengths as bars, and how many examples are longer than a row."""
     from rich.table import Table
 
-    from tutti.train.data.look import histogram
+    from tutti.train.data.preview import histogram
 
     bars = histogram(source.lengths.tolist())
     if not bars:

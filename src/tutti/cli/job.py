@@ -79,11 +79,11 @@ def replan(run: Run) -> None:
 
 
 def _wish(run: Path, kind: Literal["drain", "add", "replan"], place: str) -> None:
-    from tutti.elastic.wishes import Wish, wish
+    from tutti.elastic.operator_requests import OperatorRequest, wish
     from tutti.files import require_folder
 
     require_folder(run)
-    wish(run, Wish(kind=kind, place=place))
+    wish(run, OperatorRequest(kind=kind, place=place))
 
 
 # --- `tutti agent` -------------------------------------------------------------------------------

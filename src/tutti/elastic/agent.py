@@ -34,7 +34,6 @@ from tutti.elastic.agent_state import (
     Start,
 )
 from tutti.elastic.controller_link import ControllerLink
-from tutti.elastic.courier import Courier, Kept, kept_copies
 from tutti.elastic.fork_server import ForkServer
 from tutti.elastic.messages import (
     Death,
@@ -45,6 +44,7 @@ from tutti.elastic.messages import (
     Request,
     Standing,
 )
+from tutti.elastic.partner_copies import Kept, PartnerCopies, kept_copies
 from tutti.elastic.rank_processes import (
     RankProcess,
     copy_steps,
@@ -52,7 +52,7 @@ from tutti.elastic.rank_processes import (
     how_ended,
     still_pulses,
 )
-from tutti.elastic.still_file import StillFile
+from tutti.elastic.stalled_ranks_file import StillFile
 from tutti.errors import InputError
 from tutti.observe.pulse import Reading
 
@@ -80,7 +80,7 @@ class Agent:
         self._over = threading.Event()
         self._tell_at = self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="tutti-agent", daemon=True)
-        self._courier: Courier | None = None
+        self._partner_copies: PartnerCopies | None = None
         self._still = StillFile(settings.folder, settings.host)
         self.error: BaseException | None = None
 
@@ -173,9 +173,9 @@ class Agent:
             settings.controller, settings.key, settings.job, settings.host, self.state.incarnation
         )
         if settings.partners:
-            self._courier = Courier.of(settings, self._keeps)
+            self._partner_copies = PartnerCopies.of(settings, self._keeps)
             kept = kept_copies(settings.memory)
-            self.state = replace(self.state, courier=self._courier.address, kept=kept)
+            self.state = replace(self.state, copy_address=self._partner_copies.address, kept=kept)
         try:
             for report in self.state.reports:
                 self._start(report.chip, report.process)
@@ -187,8 +187,8 @@ class Agent:
             for rank in self._ranks.values():
                 self._tell(rank, {"end": True})
             end_processes(list(self._ranks.values()))
-            if self._courier is not None:
-                self._courier.close()
+            if self._partner_copies is not None:
+                self._partner_copies.close()
             self._server.close()
             self._link.close()
 
@@ -244,8 +244,8 @@ class Agent:
         if isinstance(message, Request):
             self._requested(message)
         else:
-            if self._courier is not None:
-                self._courier.follow(message)
+            if self._partner_copies is not None:
+                self._partner_copies.follow(message)
             self._after(message)
 
     def _report(self) -> None:

@@ -88,7 +88,7 @@ class AgentState:
     leaving: tuple[tuple[str, int, bool], ...] = ()  # (chip, generation, gently) that were told
     draining: bool = False
     kept: tuple[tuple[str, int, int], ...] = ()  # copies of other hosts' chips
-    courier: str = ""  # where they may be brought
+    copy_address: str = ""  # where they may be brought
 
     @classmethod
     def of(cls, job: str, host: str, chips: tuple[str, ...], *, incarnation: int) -> AgentState:
@@ -107,7 +107,7 @@ class AgentState:
             reports=self.reports,
             draining=self.draining,
             kept=self.kept,
-            courier=self.courier,
+            copy_address=self.copy_address,
         )
 
     def report(self, chip: str) -> Report:

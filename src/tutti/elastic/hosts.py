@@ -90,13 +90,15 @@ def seat_on(
     )  # fmt: skip
 
 
-def couriers(
+def copy_addresses(
     seats: Iterable[Seat], hosts: Iterable[tuple[str, Host]]
 ) -> tuple[tuple[str, str], ...]:
     """Return where the hosts of a generation take copies of each other's chips."""
     there = {seat.host for seat in seats}
     return tuple(
-        (name, host.status.courier) for name, host in hosts if name in there and host.status.courier
+        (name, host.status.copy_address)
+        for name, host in hosts
+        if name in there and host.status.copy_address
     )
 
 

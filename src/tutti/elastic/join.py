@@ -23,7 +23,7 @@ import zmq
 from tutti.elastic.agent import Agent
 from tutti.elastic.agent_settings import IN_MEMORY, AgentSettings
 from tutti.elastic.etcd import StoreAwayError
-from tutti.elastic.follow import Candidate, Follower
+from tutti.elastic.etcd_follower import Candidate, Follower
 from tutti.elastic.journal import FOLDER
 from tutti.elastic.messages import (
     Hello,

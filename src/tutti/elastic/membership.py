@@ -40,7 +40,7 @@ from tutti.elastic.hosts import (
     Fault,
     Host,
     came_back,
-    couriers,
+    copy_addresses,
     failure,
     giving_chips,
     how_it_ended,
@@ -352,7 +352,7 @@ class Membership:
             return Order(
                 **common,  # type: ignore[arg-type]
                 kind="enter", seats=self.seats, donors=self.donors, plan=self.plan,
-                source=self.source, couriers=couriers(self.seats, self.hosts),
+                source=self.source, copy_addresses=copy_addresses(self.seats, self.hosts),
             )  # fmt: skip
         return Order(
             **common,  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     reports: tuple[Report, ...] = ()
     draining: bool = False
     kept: tuple[tuple[str, int, int], ...] = ()  # chip, generation, step: copies of other hosts
-    courier: str = ""  # where copies of other hosts may be brought
+    copy_address: str = ""  # where copies of other hosts may be brought
     version: int = VERSION
 
 
@@ -101,7 +101,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     kind: Literal["leave", "enter", "stop"]
     seats: tuple[Seat, ...] = ()
     donors: tuple[Seat, ...] = ()  # who only give their state to the seats; ranks behind theirs
-    couriers: tuple[tuple[str, str], ...] = ()  # (host, where copies may be brought)
+    copy_addresses: tuple[tuple[str, str], ...] = ()  # (host, where copies may be brought)
     plan: str = ""  # its file, seen from the run's folder
     address: str = ""  # where the ranks meet
     source: Source | None = None

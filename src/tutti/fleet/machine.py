@@ -9,8 +9,8 @@ from typing import Protocol
 
 from tutti.fleet.chips import Fleet, Grounds
 from tutti.fleet.events import Instruction
-from tutti.fleet.promises import Promise
 from tutti.fleet.request import JobRequest, Run
+from tutti.fleet.reservations import Promise
 
 
 class Network(Protocol):

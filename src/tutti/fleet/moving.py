@@ -7,8 +7,8 @@ from tutti.fleet.chips import bits, lowest
 from tutti.fleet.events import Instruction
 from tutti.fleet.machine import Machine
 from tutti.fleet.placement import tightest
-from tutti.fleet.promises import kept_free
 from tutti.fleet.request import Allocation, JobRequest, Run
+from tutti.fleet.reservations import kept_free
 
 _MOST = 2  # moves that one event may bring about
 

@@ -22,7 +22,7 @@ from tutti.fabric.wiring import Floats, Integers, Wiring
 from tutti.fleet.chips import Grounds, bits
 from tutti.fleet.machine import Machine
 from tutti.fleet.request import JobRequest, Shape
-from tutti.fleet.rhythm import Rhythm, computing_s, periods, propose_offsets
+from tutti.fleet.send_offsets import Rhythm, computing_s, periods, propose_offsets
 from tutti.simulate.step_traffic import StepTraffic
 
 _CHANGED = 1e-6

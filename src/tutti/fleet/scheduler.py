@@ -16,15 +16,15 @@ from tutti.errors import InputError
 from tutti.fleet import events
 from tutti.fleet.chips import Fleet, Grounds
 from tutti.fleet.events import Event, Instruction
+from tutti.fleet.impossible_jobs import check_request
 from tutti.fleet.machine import Flat, Network
 from tutti.fleet.moving import consider_moves, make_way
 from tutti.fleet.placement import place
 from tutti.fleet.policy import Placement, Policy
 from tutti.fleet.preempting import make_room
-from tutti.fleet.promises import Promise, compact, earliest, kept_free
 from tutti.fleet.queue import Queue, Waiting
 from tutti.fleet.request import Allocation, JobRequest, Run, Shape
-from tutti.fleet.sizes import check_request
+from tutti.fleet.reservations import Promise, compact, earliest, kept_free
 
 _WORTH = 0.5  # of what a job gains by a group it may wait for it: others wait along
 TIGHTEST, CONTENTION = Placement.TIGHTEST, Placement.CONTENTION

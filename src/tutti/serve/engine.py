@@ -21,7 +21,7 @@ from tutti.batching import Cancelled, Finish, Received, Request, Scheduler, Step
 from tutti.batching import Sequence as Sample
 from tutti.errors import InputError
 from tutti.serve.drafting import Drafter, Pace
-from tutti.serve.live import Live
+from tutti.serve.live_request import LiveRequest
 from tutti.serve.loading import open_drafter, open_worker
 from tutti.serve.outputs import Completion, Counters, Piece
 from tutti.serve.parameters import (
@@ -49,7 +49,7 @@ GREEDY = SamplingParameters()
 class _Wanted:
     """A request as it stands in the engine."""
 
-    live: Live
+    live: LiveRequest
     samples: tuple[Sample, ...]
     adapter: Held | None
 
@@ -209,7 +209,7 @@ class Engine:
         self._numbers += 1  # after all checks: a request refused here is not heard of elsewhere
         if adapter is not None:
             adapter.users += 1
-        live = Live(request, parameters, self.tokenizer, pooling)
+        live = LiveRequest(request, parameters, self.tokenizer, pooling)
         self._wanted[number] = _Wanted(live, samples, adapter)
         seed = self.seed + number if parameters.seed is None else parameters.seed
         for sample in samples:

@@ -49,7 +49,9 @@ class Sizes:
     memory_bytes: int | None = None  # for weights and pages together
     host_bytes: int = 0  # of pinned memory, for pages of sequences that lose their slots
     host_pages: int | None = None  # as many instead
-    stowing: Literal["priced", "always"] = "priced"  # who is kept there, instead of computed again
+    keep_on_host: Literal["priced", "always"] = (
+        "priced"  # who is kept there, instead of computed again
+    )
     max_length: int | None = None  # of a sequence: the model's own
     most_tokens: int = 2048  # of a step
     prefix: bool = True
@@ -327,7 +329,7 @@ def settings_for(
         ahead=sizes.ahead or (1 if accelerator.graph_pool() is None else 2),
         target_s=sizes.target_s,
         host_pages=_host_pages(sizes, token),
-        stowing=sizes.stowing,
+        keep_on_host=sizes.keep_on_host,
     )
 
 

@@ -27,7 +27,7 @@ from tutti.serve.engine import Engine
 from tutti.serve.handover.arrivals import Arrivals, Inbox
 from tutti.serve.handover.layout import EngineLayout, heads_of
 from tutti.serve.handover.sender import Address, KeySender, Outbox, Ways
-from tutti.serve.lanes import LanedEngine
+from tutti.serve.laned_engine import LanedEngine
 from tutti.serve.loading import Sizes, dtype_for, end_tokens, prepare
 from tutti.serve.pacing import pace_for
 from tutti.serve.serving_links import ServingLinks

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tutti.accelerator import Accelerator
 from tutti.batching.events import FAILS, GOES_ON, STOPS
-from tutti.serve.others_code import OthersCode
+from tutti.serve.guarded_calls import GuardedCalls
 from tutti.serve.parameters import SamplingParameters
 from tutti.serve.staging import Upload
 
@@ -48,7 +48,7 @@ class _Wishes:
     parameters: SamplingParameters
     prompt: int  # tokens
     tokens: list[int]  # that were generated; kept up where they are looked at
-    others: OthersCode  # grammars and hooks
+    others: GuardedCalls  # grammars and hooks
     bias_tokens: np.ndarray
     bias_values: np.ndarray
 
@@ -124,7 +124,7 @@ class Sampler:
             own,
             prompt,
             list(tokens),
-            OthersCode(own),
+            GuardedCalls(own),
             np.concatenate((bias[:, 0].astype(np.int64), np.array(single, np.int64))),
             np.concatenate((bias[:, 1], np.full(len(single), -np.inf))).astype(np.float32),
         )

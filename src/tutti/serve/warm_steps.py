@@ -11,7 +11,7 @@ from torch import Tensor
 from tutti.accelerator import Accelerator
 from tutti.batching.prices import TabledPrices
 from tutti.batching.settings import Settings
-from tutti.serve.captured import CapturedSteps, GraphKey
+from tutti.serve.captured_steps import CapturedSteps, GraphKey
 from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.sampler import Sampler
 from tutti.serve.step_prices import measured_prices

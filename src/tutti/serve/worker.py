@@ -23,7 +23,7 @@ from tutti.batching.step import LAST, Step
 from tutti.nn import Batch, Model, PagedCache
 from tutti.nn.experts import Experts
 from tutti.serve.adapters import Adapters, Held
-from tutti.serve.captured import CapturedSteps, GraphKey
+from tutti.serve.captured_steps import CapturedSteps, GraphKey
 from tutti.serve.handover.handed import Handover
 from tutti.serve.inputs import Given, Shape, StepInputs
 from tutti.serve.parameters import SamplingParameters
@@ -131,7 +131,7 @@ class Worker:
         there, and their time is a token's times their tokens.
         """
         settings = self.settings
-        moves = settings.host_pages > 0 and settings.stowing == "priced"
+        moves = settings.host_pages > 0 and settings.keep_on_host == "priced"
         if settings.target_s is None and not moves and not (guesses and self._capturable):
             return None
         prices = self.warm_steps.prices(settings, self.accelerator)

@@ -37,7 +37,7 @@ from tutti.server.messages import (
     Update,
     Wishes,
 )
-from tutti.server.wires import Way, Wires
+from tutti.server.sockets import ServerSockets, SocketName
 
 LOOK_S = 0.1  # how often the supervisor's word is read
 MOST_DEATHS = 3  # of engines under a request that brought no token: it may be what ends them
@@ -86,7 +86,7 @@ class EngineClient:
 
     def __init__(self, folder: ServerFolder, name: bytes, config: ServerConfig) -> None:
         self._folder, self._name = folder, name
-        self._wires = Wires.of(folder, config)
+        self._server_sockets = ServerSockets.of(folder, config)
         self._context = zmq.asyncio.Context()
         self._sockets: dict[int, zmq.asyncio.Socket] = {}
         self._listening: dict[int, asyncio.Task[None]] = {}
@@ -282,8 +282,8 @@ class EngineClient:
             socket.setsockopt(zmq.IDENTITY, self._name)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
-            way = Way("engine", number, state.generation)
-            self._wires.connect(socket, way, state.address)
+            of_engine = SocketName("engine", number, state.generation)
+            self._server_sockets.connect(socket, of_engine, state.address)
             self._sockets[number] = socket
             self._listening[number] = asyncio.create_task(self._listen(number, socket))
             self.router.came(number)

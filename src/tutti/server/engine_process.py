@@ -43,7 +43,7 @@ from tutti.server.messages import (
     Update,
     Wishes,
 )
-from tutti.server.wires import Way, Wires
+from tutti.server.sockets import ServerSockets, SocketName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -307,13 +307,13 @@ def open_engine(config: ServerConfig) -> Engine:
     return engine
 
 
-def listening(wires: Wires, way: Way) -> tuple[zmq.Socket[bytes], str]:
+def listening(sockets: ServerSockets, name: SocketName) -> tuple[zmq.Socket[bytes], str]:
     """Return the socket at which clients find an engine, and where it is."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
-    return socket, wires.bind(socket, way)
+    return socket, sockets.bind(socket, name)
 
 
 def main(folder: Path, generation: int) -> int:
@@ -328,7 +328,7 @@ def main(folder: Path, generation: int) -> int:
     except TuttiError as error:
         own.write(own.failed(0, generation).name, str(error))
         return 2
-    socket, address = listening(Wires(own), Way("engine", 0, generation))
+    socket, address = listening(ServerSockets(own), SocketName("engine", 0, generation))
     vocab = engine.worker.model.spec.vocab
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), vocab, engine.worker.sampler.end)

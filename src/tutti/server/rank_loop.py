@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import zmq
 
 from tutti.errors import TuttiError
-from tutti.server.crew import Add, Crew, Ear, Forget, Stop, Word
 from tutti.server.engine_process import (
     IDLE_MS,
     LOAD_S,
@@ -23,10 +22,11 @@ from tutti.server.engine_process import (
 )
 from tutti.server.grammar import Grammars
 from tutti.server.messages import Cancel, DropAdapter, Gone, Load, LoadAdapter, Refused, Submit
+from tutti.server.rank_broadcast import Add, Forget, RankBroadcast, RankListener, Stop, Word
 
 if TYPE_CHECKING:
     from tutti.serve import SamplingParameters
-    from tutti.serve.lanes import LanedEngine
+    from tutti.serve.laned_engine import LanedEngine
     from tutti.server import messages
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class PlannedLoop(EngineLoop):
         engine: LanedEngine,
         socket: zmq.Socket[bytes],
         grammars: Grammars,
-        crew: Crew,
+        followers: RankBroadcast,
         arrived: zmq.Socket[bytes],
         takers: frozenset[int],
         report: Callable[[], None] = lambda: None,
@@ -62,7 +62,12 @@ class PlannedLoop(EngineLoop):
         `report` is called whenever clients are told how busy the engine is.
         """
         super().__init__(engine, socket, grammars)  # type: ignore[arg-type]
-        self._laned, self._crew, self._arrived, self._takers = engine, crew, arrived, takers
+        self._laned, self._followers, self._arrived, self._takers = (
+            engine,
+            followers,
+            arrived,
+            takers,
+        )
         self._report = report
         self._words: list[Word] = []
         self._held: dict[tuple[bytes, int], _Held] = {}
@@ -84,7 +89,7 @@ class PlannedLoop(EngineLoop):
             self._release()
             if self._words or not self._laned.is_idle:
                 words, self._words = self._words, []
-                self._crew.tell(words)
+                self._followers.tell(words)
                 self._step()
             if time.monotonic() - self._said > LOAD_S:
                 self._forget_unclaimed()
@@ -196,10 +201,10 @@ def added(engine: LanedEngine, add: Add, parameters: SamplingParameters) -> int:
     )
 
 
-def follow(engine: LanedEngine, ear: Ear, grammars: Grammars) -> None:
+def follow(engine: LanedEngine, listener: RankListener, grammars: Grammars) -> None:
     """Do what the first rank does, turn by turn, until the process is ended."""
     while True:
-        for word in ear.hear():
+        for word in listener.hear():
             match word:
                 case Add():
                     added(engine, word, parameters_of(word.wishes, grammars))

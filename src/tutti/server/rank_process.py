@@ -21,13 +21,13 @@ import zmq
 from tutti.errors import TuttiError
 from tutti.plan.files import load_plan
 from tutti.plan.plan import Plan
-from tutti.server.crew import Crew, Ear
 from tutti.server.engine_process import beat, listening
 from tutti.server.grammar import Grammars
-from tutti.server.hosts.seats import seats_of
+from tutti.server.hosts.rank_hosts import seats_of
 from tutti.server.messages import EngineState, ServerConfig, ServerFolder
+from tutti.server.rank_broadcast import RankBroadcast, RankListener
 from tutti.server.rank_loop import PlannedLoop, follow
-from tutti.server.wires import Way, Wires
+from tutti.server.sockets import ServerSockets, SocketName
 
 if TYPE_CHECKING:
     from tutti.serve.handover.sender import Address
@@ -53,36 +53,40 @@ def main(who: Who) -> int:
     threading.Thread(target=beat, args=(path, os.getppid()), daemon=True).start()
     config = own.config()
     plan = load_plan(Path(config.plan))
-    wires = Wires.of(own, config, seats_of(plan) if config.spread else None)
+    sockets = ServerSockets.of(own, config, seats_of(plan) if config.spread else None)
     try:
-        opened = _open(who, config, plan, wires)
+        opened = _open(who, config, plan, sockets)
     except TuttiError as error:
         own.write(own.failed(who.engine, who.generation).name, str(error))
         return 2
     named = config.engine.get("tokenizer") or config.folder
     grammars = Grammars(Path(named), opened.spec.vocab, opened.end)
     if who.rank:
-        ear = Ear(wires, Way("crew", who.engine, who.generation, who.rank))
+        listener = RankListener(
+            sockets, SocketName("follower", who.engine, who.generation, who.rank)
+        )
         opened.meet()
-        follow(opened.engine, ear, grammars)
+        follow(opened.engine, listener, grammars)
         return 0
-    return _lead(who, opened, grammars, wires)
+    return _lead(who, opened, grammars, sockets)
 
 
-def _lead(who: Who, opened: OpenRank, grammars: Grammars, wires: Wires) -> int:
+def _lead(who: Who, opened: OpenRank, grammars: Grammars, sockets: ServerSockets) -> int:
     own, engine, generation = who.folder, who.engine, who.generation
     others = range(1, opened.num_ranks)
-    crew = Crew(wires, [Way("crew", engine, generation, rank) for rank in others])
+    followers = RankBroadcast(
+        sockets, [SocketName("follower", engine, generation, rank) for rank in others]
+    )
     arrived: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-    wires.bind(arrived, Way("arrived", engine, generation))
-    socket, address = listening(wires, Way("engine", engine, generation))
+    sockets.bind(arrived, SocketName("arrived", engine, generation))
+    socket, address = listening(sockets, SocketName("engine", engine, generation))
 
     def report() -> None:
         overrun = getattr(opened.accelerator, "overrun", None)
         if overrun is not None:
             own.write(own.overrun(engine).name, (overrun.due_s, overrun.late_s))
 
-    loop = PlannedLoop(opened.engine, socket, grammars, crew, arrived, opened.takers, report)
+    loop = PlannedLoop(opened.engine, socket, grammars, followers, arrived, opened.takers, report)
 
     def stop(*_args: object) -> None:
         loop.stopping = True
@@ -107,7 +111,7 @@ def _lead(who: Who, opened: OpenRank, grammars: Grammars, wires: Wires) -> int:
     return 0
 
 
-def _open(who: Who, config: ServerConfig, plan: Plan, wires: Wires) -> OpenRank:
+def _open(who: Who, config: ServerConfig, plan: Plan, sockets: ServerSockets) -> OpenRank:
     from tutti.serve.planned_rank import open_rank
 
     return open_rank(
@@ -117,31 +121,31 @@ def _open(who: Who, config: ServerConfig, plan: Plan, wires: Wires) -> OpenRank:
         who.rank,
         generation=who.generation,
         dtype=config.engine.get("dtype"),
-        keys=KeyWays(wires),
-        whole=Herald(wires, Way("arrived", who.engine, who.generation), who.rank),
+        keys=KeyWays(sockets),
+        whole=Herald(sockets, SocketName("arrived", who.engine, who.generation), who.rank),
     )
 
 
 class KeyWays:
     """The ways of keys and values, as `tutti.serve.handover` asks for them."""
 
-    def __init__(self, wires: Wires) -> None:
-        self._wires = wires
+    def __init__(self, sockets: ServerSockets) -> None:
+        self._sockets = sockets
 
     def bind(self, socket: zmq.Socket[bytes], at: Address) -> None:
         """Let a rank take keys and values."""
-        self._wires.bind(socket, Way("keys", *at))
+        self._sockets.bind(socket, SocketName("keys", *at))
 
     def connect(self, socket: zmq.Socket[bytes], to: Address) -> None:
         """Let a rank send them."""
-        self._wires.connect(socket, Way("keys", *to))
+        self._sockets.connect(socket, SocketName("keys", *to))
 
 
 class Herald:
     """Tells an engine's first rank of keys and values that are whole here; used by one thread."""
 
-    def __init__(self, wires: Wires, way: Way, rank: int) -> None:
-        self._wires, self._way, self._rank = wires, way, str(rank).encode()
+    def __init__(self, sockets: ServerSockets, name: SocketName, rank: int) -> None:
+        self._sockets, self._name, self._rank = sockets, name, str(rank).encode()
         self._socket: zmq.Socket[bytes] | None = None
 
     def __call__(self, key: str) -> None:
@@ -149,7 +153,7 @@ class Herald:
         if self._socket is None:
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
             self._socket = context.socket(zmq.PUSH)
-            self._wires.connect(self._socket, self._way)
+            self._sockets.connect(self._socket, self._name)
         self._socket.send_multipart([self._rank, key.encode()])
 
 

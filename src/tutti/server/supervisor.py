@@ -26,7 +26,7 @@ from tutti.plan.files import save_plan
 from tutti.plan.plan import Plan
 from tutti.server.engine_group import EngineGroup, end_all, how, start_module
 from tutti.server.messages import Gone, ServerConfig, ServerFolder, State, encode
-from tutti.server.wires import Way, Wires
+from tutti.server.sockets import ServerSockets, SocketName
 
 if TYPE_CHECKING:
     from tutti.server.hosts.front import Hosts
@@ -73,7 +73,7 @@ class Supervisor:
         self._state = State()
         self._engines = [EngineGroup(0, self.folder)]
         if plan is not None:
-            from tutti.server.planned import engine_groups, hosted_groups
+            from tutti.server.planned_engines import engine_groups, hosted_groups
 
             self.config = msgspec.structs.replace(config, plan=str(self.folder.path / PLAN_FILE))
             save_plan(plan, Path(self.config.plan))
@@ -81,7 +81,7 @@ class Supervisor:
                 self._engines = engine_groups(plan, self.folder, config)
             else:
                 self._engines = hosted_groups(plan, self.folder, hosts)
-        self._wires = Wires.of(self.folder, self.config)
+        self._sockets = ServerSockets.of(self.folder, self.config)
         self._stopping = False
 
     def __enter__(self) -> Self:
@@ -168,8 +168,8 @@ class Supervisor:
             if engine.ready:
                 with context.socket(zmq.DEALER) as own:
                     own.setsockopt(zmq.LINGER, 1000)
-                    way = Way("engine", engine.number, engine.generation)
-                    self._wires.connect(own, way, engine.address)
+                    name = SocketName("engine", engine.number, engine.generation)
+                    self._sockets.connect(own, name, engine.address)
                     own.send(encode(Gone(client)))
         context.term()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tutti.collective import Operation, build
-from tutti.cost.plan.class_prices import ClassPricer, Wish
+from tutti.cost.plan.class_prices import ClassPricer, WantedCollective
 from tutti.cost.plan.plan_costs import class_pricer, kinds_of, step_context
 from tutti.cost.plan.sources import Sources
 from tutti.cost.plan.step_context import StepContext
@@ -99,7 +99,7 @@ def _tied(
 
 
 def _collective(
-    wish: Wish, pricer: ClassPricer, shared: StepContext, wiring: Wiring
+    wish: WantedCollective, pricer: ClassPricer, shared: StepContext, wiring: Wiring
 ) -> Traffic | None:
     choice = shared.choose(wish.use, wish.operation, wish.num_bytes, wish.links)
     if choice.algorithm == "none":

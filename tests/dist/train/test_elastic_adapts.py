@@ -18,7 +18,7 @@ import pytest
 from tests.support.train_job import CONFIG, MODEL
 from tutti import files
 from tutti.elastic.journal import Entry, read_journal
-from tutti.elastic.wishes import Wish, wish
+from tutti.elastic.operator_requests import OperatorRequest, wish
 from tutti.errors import InputError
 from tutti.train.elastic.better_plan import parts_of, position_of
 from tutti.train.run.config import TrainConfig, with_changes
@@ -166,11 +166,11 @@ def test_a_fast_chip_is_lost_and_comes_back(tmp_path: Path) -> None:
     run_beside(job, watched, [
         lambda: watched.until(lambda: len(watched.records()) > 3),
         lambda: watched.steps("before"),
-        lambda: wish(watched.folder, Wish(kind="drain", place="fast/0/1")),
+        lambda: wish(watched.folder, OperatorRequest(kind="drain", place="fast/0/1")),
         lambda: watched.decided("replanned", "stays", after=4),
         lambda: watched.until(lambda: watched.entries()[-1].phase == "running"),
         lambda: watched.steps("without"),
-        lambda: wish(watched.folder, Wish(kind="add", place="fast/0/1")),
+        lambda: wish(watched.folder, OperatorRequest(kind="add", place="fast/0/1")),
         lambda: watched.until(lambda: len(watched.entries()[-1:]) and [
             len(e.ranks) for e in watched.entries() if e.phase == "entering"][-1] == 4),
         lambda: watched.until(lambda: watched.entries()[-1].phase == "running"),

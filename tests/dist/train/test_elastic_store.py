@@ -17,7 +17,7 @@ from tests.support.elastic_hosts import Hosts
 from tests.support.etcd import EtcdServer
 from tutti.bench.beds.namespaces import visiting, why_not
 from tutti.bench.emulated_network import Bed, BedSpec, address
-from tutti.elastic.follow import LEAD_MODULE
+from tutti.elastic.etcd_follower import LEAD_MODULE
 from tutti.elastic.journal import Entry, read_journal
 from tutti.errors import InputError
 

@@ -14,13 +14,13 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.support.batching_machine import SchedulerMachine
 from tutti.batching.events import Cancelled
-from tutti.batching.filling import Filling
+from tutti.batching.fill_step import Filling
 from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
 from tutti.batching.scheduler import Scheduler
+from tutti.batching.sequences_on_host import SequencesOnHost
 from tutti.batching.settings import Settings
 from tutti.batching.slots import ENDED, PREEMPTED, Slots
-from tutti.batching.stowing import Stowing
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
@@ -157,40 +157,40 @@ def counts_late_tokens_of_ended_sequences(plant: pytest.MonkeyPatch) -> None:
 
 
 def moves_pages_out_a_step_late(plant: pytest.MonkeyPatch) -> None:
-    original, late = Stowing.take_stows, dict[int, np.ndarray]()
+    original, late = SequencesOnHost.take_stows, dict[int, np.ndarray]()
 
-    def take(self: Stowing) -> np.ndarray:
+    def take(self: SequencesOnHost) -> np.ndarray:
         now = original(self)
         before, late[id(self)] = late.get(id(self), now[:0]), now
         return before
 
-    plant.setattr(Stowing, "take_stows", take)
+    plant.setattr(SequencesOnHost, "take_stows", take)
 
 
 def fetches_from_the_first_page_on(plant: pytest.MonkeyPatch) -> None:
-    original = Stowing.fetch
+    original = SequencesOnHost.fetch
 
-    def fetch(self: Stowing, sequence: Any, first: int, pages: np.ndarray) -> None:
+    def fetch(self: SequencesOnHost, sequence: Any, first: int, pages: np.ndarray) -> None:
         stowed = self.of(sequence)
         original(self, sequence, first if stowed is None else stowed.first, pages)
 
-    plant.setattr(Stowing, "fetch", fetch)
+    plant.setattr(SequencesOnHost, "fetch", fetch)
 
 
 def keeps_host_pages_of_those_that_end(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(Stowing, "drop", lambda self, sequence: None)
+    plant.setattr(SequencesOnHost, "drop", lambda self, sequence: None)
 
 
 def gives_a_page_of_the_host_to_two(plant: pytest.MonkeyPatch) -> None:
-    original = Stowing.stow
+    original = SequencesOnHost.stow
 
-    def stow(self: Stowing, slot: int) -> None:
+    def stow(self: SequencesOnHost, slot: int) -> None:
         original(self, slot)
         for pages in self.owners().values():
             self.pool.release(np.array(pages[-1:], np.int32))
             self.pool.users[pages[-1:]] = 1
 
-    plant.setattr(Stowing, "stow", stow)
+    plant.setattr(SequencesOnHost, "stow", stow)
 
 
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [

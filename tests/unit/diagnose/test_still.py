@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tutti.diagnose.finding import Component
-from tutti.diagnose.runs.still import diagnose_still
+from tutti.diagnose.runs.stalled_ranks import diagnose_still
 from tutti.elastic.messages import ChipPulse, Order, Seat
-from tutti.elastic.still_file import StillFile
+from tutti.elastic.stalled_ranks_file import StillFile
 from tutti.observe.folder import RINGS
 from tutti.observe.pulse import Activity
-from tutti.observe.still import Still, read_still, still_path, write_still
+from tutti.observe.stalled_ranks import Still, read_still, still_path, write_still
 
 SEATS = tuple(Seat(rank=r, chip=f"p/{r}/0", host=f"p/{r}", process=1) for r in range(2))
 

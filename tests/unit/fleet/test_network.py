@@ -10,7 +10,7 @@ from tutti.fleet.chips import Grounds
 from tutti.fleet.network import Habit, Pattern, SharedNetwork
 from tutti.fleet.policy import Policy
 from tutti.fleet.request import JobRequest, Shape
-from tutti.fleet.rhythm import Rhythm, periods, propose_offsets
+from tutti.fleet.send_offsets import Rhythm, periods, propose_offsets
 from tutti.fleet.simulate import Simulation
 from tutti.hardware.cluster import Cluster
 

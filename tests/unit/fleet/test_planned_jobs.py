@@ -17,7 +17,7 @@ from tutti.fleet.chips import Grounds, bits
 from tutti.fleet.network import SharedNetwork, fitting_shapes
 from tutti.fleet.policy import Policy
 from tutti.fleet.request import JobRequest, Shape
-from tutti.fleet.rhythm import Rhythm, periods
+from tutti.fleet.send_offsets import Rhythm, periods
 from tutti.fleet.simulate import Simulation
 from tutti.hardware.cluster import Cluster
 from tutti.plan.files import save_plan

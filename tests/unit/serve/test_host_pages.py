@@ -30,7 +30,7 @@ WISHES = SamplingParameters(max_tokens=10, ignore_end=True)
 PROMPTS = [[3 + i, 5, 7, 11, 2, 9, 4, 8, 6, 1][: 4 + i] for i in range(5)]
 TIGHT: dict[str, Any] = {
     "slots": 4, "page_size": 2, "pages": 18, "most_tokens": 5, "max_length": 32,
-    "host_pages": 40, "stowing": "always",
+    "host_pages": 40, "keep_on_host": "always",
 }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_the_same_tokens(
     if not prefix and not guesses:
         assert count.computed_tokens == sum(len(prompt) + 9 for prompt in PROMPTS)
         assert anew.counters.computed_tokens > count.computed_tokens
-    assert kept.scheduler.stowing.pool.free == 40
+    assert kept.scheduler.on_host.pool.free == 40
 
 
 def test_steps_that_come_late_and_run_as_graphs() -> None:
@@ -94,7 +94,7 @@ def test_samples_share_pages_and_are_kept_one_by_one() -> None:
     engine = engine_of(model, **TIGHT)
     assert answers(engine) == answers(engine_of(model, slots=9, max_length=32))
     assert engine.counters.fetched_pages > 0
-    assert engine.scheduler.stowing.pool.free == 40
+    assert engine.scheduler.on_host.pool.free == 40
 
 
 def one_rank(plan: Plan, links: ThreadLinks) -> Any:
@@ -189,7 +189,7 @@ def test_what_comes_back_is_what_went(page_dtype: str | None) -> None:
 
 def test_moves_are_timed_where_they_are_priced() -> None:
     model = pair("llama/gqa").model
-    engine = engine_of(model, **TIGHT | {"stowing": "priced"})
+    engine = engine_of(model, **TIGHT | {"keep_on_host": "priced"})
     prices = engine.worker.prices()
     assert prices is not None
     assert prices.stow_s > 0  # type: ignore[union-attr]

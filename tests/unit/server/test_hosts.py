@@ -36,9 +36,9 @@ from tutti.server.hosts.messages import (  # noqa: E402
     Wanted,
     Welcome,
 )
-from tutti.server.hosts.seats import hosts_of, seats_of  # noqa: E402
+from tutti.server.hosts.rank_hosts import hosts_of, seats_of  # noqa: E402
 from tutti.server.messages import EngineState, HostAddress, ServerFolder  # noqa: E402
-from tutti.server.wires import Way, Wires, call_by  # noqa: E402
+from tutti.server.sockets import ServerSockets, SocketName, call_by  # noqa: E402
 
 KEY = b"7" * 64
 FACTS = Facts(version="1", plan="p", model="m")
@@ -225,10 +225,10 @@ def test_a_rank_has_five_ports_of_its_host(
     folder = ServerFolder(tmp_path)
     table = {"fast/0": HostAddress("10.0.0.1", 29600), "slow/0": HostAddress("::2", 29700)}
     folder.write("hosts.json", table)
-    wires = Wires(folder, KEY, seats_of(deployed[2]))
-    assert wires.address(Way("engine", 0, 3)) == "tcp://10.0.0.1:29600"
-    assert wires.address(Way("keys", 0, 3, 1)) == "tcp://[::2]:29703"
-    assert wires.address(Way("crew", 1, 3)) == "tcp://[::2]:29706"
+    sockets = ServerSockets(folder, KEY, seats_of(deployed[2]))
+    assert sockets.address(SocketName("engine", 0, 3)) == "tcp://10.0.0.1:29600"
+    assert sockets.address(SocketName("keys", 0, 3, 1)) == "tcp://[::2]:29703"
+    assert sockets.address(SocketName("follower", 1, 3)) == "tcp://[::2]:29706"
 
 
 def test_an_earlier_generation_is_a_stranger(
@@ -238,13 +238,13 @@ def test_an_earlier_generation_is_a_stranger(
     folder.write(
         "hosts.json", dict.fromkeys(("fast/0", "slow/0"), HostAddress("127.0.0.1", free_port()))
     )
-    wires = Wires(folder, KEY, seats_of(deployed[2]))
+    sockets = ServerSockets(folder, KEY, seats_of(deployed[2]))
     context: Any = zmq.Context()
     listener, old, new = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
     try:
-        wires.bind(listener, Way("engine", 0, 2))
-        wires.connect(old, Way("engine", 0, 1))
-        wires.connect(new, Way("engine", 0, 2))
+        sockets.bind(listener, SocketName("engine", 0, 2))
+        sockets.connect(old, SocketName("engine", 0, 1))
+        sockets.connect(new, SocketName("engine", 0, 2))
         old.setsockopt(zmq.LINGER, 0)
         old.send(b"old")
         new.send(b"new")

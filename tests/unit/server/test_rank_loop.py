@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 
 from tests.support.engines import engine_of
 from tests.support.models import make, spec_of
-from tutti.serve.lanes import LanedEngine
-from tutti.server.crew import Add, Forget
+from tutti.serve.laned_engine import LanedEngine
 from tutti.server.engine_process import parameters_of
 from tutti.server.grammar import Grammars
 from tutti.server.messages import FromEngine, Refused, Submit, Wishes
+from tutti.server.rank_broadcast import Add, Forget
 from tutti.server.rank_loop import PlannedLoop, added
 
 SIZES: dict[str, Any] = {"slots": 2, "page_size": 4, "pages": 20, "most_tokens": 8}

@@ -25,8 +25,8 @@ def register_all() -> None:
             expert_products,
             experts,
             few_rows,
-            fixed,
             flash,
+            invariant_products,
             layer_norm,
             narrow,
             narrow_experts,
@@ -41,8 +41,8 @@ def register_all() -> None:
         from tutti.accelerator.cuda.pages import heads, latents, quantised
 
         for module in (
-            adapted, cross_entropy, expert_products, experts, few_rows, fixed, flash, layer_norm,
-            narrow, narrow_experts, narrow_rows, norm, optimizer, paged, heads, latents, quantised,
-            placed_heads, pointwise, sampling,
+            adapted, cross_entropy, expert_products, experts, few_rows, flash, heads,
+            invariant_products, latents, layer_norm, narrow, narrow_experts, narrow_rows, norm,
+            optimizer, paged, placed_heads, pointwise, quantised, sampling,
         ):  # fmt: skip
             register(*module.IMPLEMENTATIONS)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against, zero_counters
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.registry import Implementation
 
 FEW, MANY = 16, 64  # rows of a tile

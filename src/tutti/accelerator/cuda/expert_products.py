@@ -23,7 +23,7 @@ from tutti.accelerator.cuda.common import (
     reason_against,
     warps_for,
 )
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.reference.experts import Permutation
 from tutti.accelerator.registry import Implementation

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tutti.accelerator.cuda import few_rows_kernels as kernels
 from tutti.accelerator.cuda.common import DTYPES, power_of_two, zero_counters
-from tutti.accelerator.cuda.early import early
+from tutti.accelerator.cuda.early_launch import early
 from tutti.accelerator.cuda.narrow import has_narrow_products, narrowed
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.quantised import QuantisedWeight

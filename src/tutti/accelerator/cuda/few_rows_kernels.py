@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tutti.accelerator.cuda.early import wait
+from tutti.accelerator.cuda.early_launch import wait
 
 PER_ROW, PER_GROUP = tl.constexpr(1), tl.constexpr(2)  # scales: of whole rows, of groups of inputs
 

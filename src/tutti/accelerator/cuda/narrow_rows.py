@@ -16,7 +16,7 @@ from tutti.accelerator.cuda.common import (
     rows_of,
     warps_for,
 )
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.cuda.narrow_columns import scale_and_inverse
 from tutti.accelerator.cuda.norm import normed_row
 from tutti.accelerator.cuda.pointwise import CODES, gated_row, slope_of

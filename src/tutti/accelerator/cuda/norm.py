@@ -21,7 +21,7 @@ from tutti.accelerator.cuda.common import (
     rows_of,
     warps_for,
 )
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.registry import Implementation
 
 BACKWARD_PROGRAMS, BACKWARD_WARPS = 8, 8  # per processor; per program at most

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against, rows_of
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.cuda.placed_heads import supports_heads
 from tutti.accelerator.registry import Implementation
 from tutti.models.parts import Activation

@@ -24,7 +24,7 @@ from tutti.bench.beds.bed_flows import PAYLOAD
 from tutti.bench.beds.clos_bed import MEGABIT, ClosBed, ClosSpec
 from tutti.fabric.paths import route_transfers
 from tutti.fabric.wiring import Floats
-from tutti.fleet.rhythm import Rhythm, periods, propose_offsets
+from tutti.fleet.send_offsets import Rhythm, periods, propose_offsets
 from tutti.launch.secret import Secret, new_secret
 from tutti.ranks.standing_processes import StandingRanks
 

@@ -24,8 +24,8 @@ def hosts_at(listen: str, folder: Path, plan: Plan | None, config: ServerConfig)
     from tutti.elastic.join import address_of
     from tutti.server.hosts.facts import facts_of
     from tutti.server.hosts.front import Hosts
-    from tutti.server.hosts.seats import hosts_of, seats_of
-    from tutti.server.wires import shared_secret
+    from tutti.server.hosts.rank_hosts import hosts_of, seats_of
+    from tutti.server.sockets import shared_secret
 
     if plan is None:
         raise InputError("serve: --listen is for the engines of a plan; give --plan")
@@ -56,9 +56,9 @@ def join_server(
     from tutti.plan.check import embedded_cluster
     from tutti.ranks.local_capacity import require_chips_here
     from tutti.server.hosts.agent import Agent, AgentSettings
-    from tutti.server.hosts.seats import hosts_of, seats_of
-    from tutti.server.planned import open_deployment
-    from tutti.server.wires import shared_secret
+    from tutti.server.hosts.rank_hosts import hosts_of, seats_of
+    from tutti.server.planned_engines import open_deployment
+    from tutti.server.sockets import shared_secret
 
     host = node or os.environ.get(NODE, "")
     if listen is not None:

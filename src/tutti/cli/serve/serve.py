@@ -150,7 +150,7 @@ def _serve(config: ServerConfig, plan: Plan | None, hosts: Hosts | None) -> None
 
 def _deployment(path: Path, folder: Path, config: ServerConfig) -> Plan:
     """Return a plan that can be run: here, or on hosts that join."""
-    from tutti.server.planned import check_options, open_deployment
+    from tutti.server.planned_engines import check_options, open_deployment
 
     check_options(config.engine)
     return open_deployment(path, folder, chips=() if config.spread else None)

@@ -40,7 +40,7 @@ class Price(NamedTuple):
     leaves_node: bool = False
 
 
-class Wish(NamedTuple):
+class WantedCollective(NamedTuple):
     """A collective that an instruction asks for; `every` lists the groups that do it at once."""
 
     use: CollectiveUse
@@ -167,7 +167,7 @@ class ClassPricer:
             leaves = leaves or wish.links.nodes > 1
         return Price(total, leaves)
 
-    def wishes(self, entry: Instruction) -> list[Wish]:
+    def wishes(self, entry: Instruction) -> list[WantedCollective]:
         """Return the collectives that gathering parameters or reducing gradients asks for."""
         kind = ParameterClass(entry.what.value)
         precision = self.shared.plan.job.precision
@@ -188,7 +188,7 @@ class ClassPricer:
         use: CollectiveUse = "parameters" if gather else "gradients"
         operation = operation_of(entry, level)
         every = partial(self.shared.groups.every, entry.start, kind, scope)
-        return [Wish(use, operation, count * element, links, every)]
+        return [WantedCollective(use, operation, count * element, links, every)]
 
     def _gathered_bytes(self, units: range, level: int) -> float:
         """Return what an element takes on its way: at level 3 as products of 8 bits take it."""
@@ -197,11 +197,11 @@ class ClassPricer:
         wide = plan.job.precision.parameters.num_bytes
         return sum(Dtype.FP8.num_bytes if n else wide for n in narrow) / len(narrow)
 
-    def _final_reduction(self, unit: int, kind: ParameterClass) -> list[Wish]:
+    def _final_reduction(self, unit: int, kind: ParameterClass) -> list[WantedCollective]:
         """A rank's shard, part by part, with those who keep the part in other pipelines."""
         element = self.shared.plan.job.precision.gradients.num_bytes
         return [
-            Wish(
+            WantedCollective(
                 "gradients", Operation.ALL_REDUCE, count * element, self.shared.links(chips),
                 partial(_alone, chips),
             )

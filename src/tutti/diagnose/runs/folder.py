@@ -14,13 +14,13 @@ from tutti.diagnose.finding import Component, Evidence, Finding, Where
 from tutti.diagnose.runs.clocks import on_one_clock
 from tutti.diagnose.runs.generations import diagnose_generations
 from tutti.diagnose.runs.recorded_hang import diagnose_rings
+from tutti.diagnose.runs.stalled_ranks import diagnose_still
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
-from tutti.diagnose.runs.still import diagnose_still
 from tutti.errors import InputError
 from tutti.observe.alerts import Alert, alerts, own_rules
 from tutti.observe.folder import ELASTIC, JOURNAL, METRICS, RINGS, SERIES
 from tutti.observe.ring import RingReading, read_rings
-from tutti.observe.still import read_still
+from tutti.observe.stalled_ranks import read_still
 from tutti.observe.store import SeriesStore
 
 _MOST_ALERTS = 6

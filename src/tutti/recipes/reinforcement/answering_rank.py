@@ -20,7 +20,7 @@ from tutti.recipes.reinforcement.generation import Asked, Generator, ends_of
 from tutti.recipes.reinforcement.judging import Judge
 from tutti.recipes.reinforcement.places import Load, answering_chips
 from tutti.recipes.reinforcement.weights import answering_model, hand_over
-from tutti.train.data.opening import open_data
+from tutti.train.data.open_data import open_data
 from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.run.planning import Job
 from tutti.train.run.weights import model_folder

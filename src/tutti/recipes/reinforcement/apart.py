@@ -35,7 +35,7 @@ from tutti.recipes.reinforcement.generation import ends_of
 from tutti.recipes.reinforcement.places import Load, answering_chips, apart_now, explained_apart
 from tutti.recipes.reinforcement.weights import hand_over
 from tutti.train.checkpoint.coordinator import Coordinator
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.engine.engine import Engine
 from tutti.train.run.planning import Job
 from tutti.train.run.rank_context import RankContext

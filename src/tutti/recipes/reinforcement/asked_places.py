@@ -8,7 +8,7 @@ from pathlib import Path
 from tutti.errors import InputError
 from tutti.recipes.reinforcement.places import Apart, Load, Turns, apart_of, explained, turns_of
 from tutti.recipes.reinforcement.row_room import answers_per_row
-from tutti.train.data.opening import open_data
+from tutti.train.data.open_data import open_data
 from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import prepare

@@ -17,7 +17,7 @@ from tutti.recipes.reinforcement.judging import Judge
 from tutti.recipes.reinforcement.places import Load, explained, pools_of_ranks, turns_of
 from tutti.recipes.reinforcement.weights import answering_model, hand_over
 from tutti.train.checkpoint.coordinator import Coordinator
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.engine.engine import Engine
 from tutti.train.run.rank_context import RankContext
 from tutti.units import bytes_text

@@ -29,7 +29,7 @@ from tutti.recipes.reinforcement.row_room import answers_per_row
 from tutti.recipes.reinforcement.sampled_rows import Answered, SampledBatch, pack, token_logps
 from tutti.recipes.reinforcement.weights import HeldWeights
 from tutti.train.checkpoint.coordinator import Coordinator
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.data.prompt_rows import PromptRows
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.run.build_rank import begin_reference

@@ -12,7 +12,6 @@ from tutti.models.lengths import length_warning
 from tutti.models.spec import ModelSpec
 from tutti.plan.plan import Plan
 from tutti.schedule.instruction import LANES, Lane, Op
-from tutti.search.answer.doubt import interval_text, ties
 from tutti.search.answer.explain_drawing import render
 from tutti.search.answer.explain_groups import groups_text
 from tutti.search.answer.explain_kinds import listed, mixed_text, wide_text
@@ -29,6 +28,7 @@ from tutti.search.answer.explanation import (
     step_text,
 )
 from tutti.search.answer.result import Objective, ProvenPlan, Pruned, SearchResult
+from tutti.search.answer.uncertainty import interval_text, ties
 from tutti.search.pricing.money_and_energy import energy_text, spending_of
 from tutti.simulate.result import IdleReason, SimulationResult
 from tutti.units import bytes_text, count_text, many

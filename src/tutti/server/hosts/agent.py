@@ -38,10 +38,10 @@ from tutti.server.hosts.messages import (
     Wanted,
     Welcome,
 )
-from tutti.server.hosts.seats import Seat, seats_of
+from tutti.server.hosts.rank_hosts import Seat, seats_of
 from tutti.server.messages import EngineState, HostAddress, ServerConfig, ServerFolder
+from tutti.server.sockets import call_by, port_address
 from tutti.server.supervisor import PLAN_FILE
-from tutti.server.wires import call_by, port_address
 
 LOOK_MS = 100
 JOIN_S = 1.0  # between two tries

@@ -28,7 +28,7 @@ from tutti.server.hosts.messages import (
     Welcome,
 )
 from tutti.server.messages import HostAddress
-from tutti.server.wires import listen_by
+from tutti.server.sockets import listen_by
 
 log = logging.getLogger(__name__)
 QUIET_S = 2.0  # after which another agent may take a host's place

@@ -14,7 +14,7 @@ import msgspec
 from tutti.server.engine_group import COMING_S, EngineGroup, how
 from tutti.server.hosts.front import Hosts
 from tutti.server.hosts.messages import RankStatus
-from tutti.server.hosts.seats import Seat
+from tutti.server.hosts.rank_hosts import Seat
 from tutti.server.messages import ServerFolder
 
 

@@ -22,7 +22,7 @@ from tutti.server.metrics import Metrics
 from tutti.server.openai import tools
 from tutti.server.openai.errors import ApiError, engine_failed, hook_failed, refused
 from tutti.server.openai.requests import ChatRequest, CompletionRequest, Sampled
-from tutti.server.openai.spoken import Said, Sample, chat_logprobs, completion_logprobs
+from tutti.server.openai.sample_answer import Said, Sample, chat_logprobs, completion_logprobs
 from tutti.server.openai.tracing import RequestTimes, Tracing
 
 log = logging.getLogger("tutti.server")

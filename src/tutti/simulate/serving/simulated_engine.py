@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tutti.batching import Request, Scheduler
 from tutti.batching.events import Tokens
-from tutti.batching.leap import ahead, leap
+from tutti.batching.repeated_decodes import ahead, leap
 from tutti.batching.request import Sequence
 from tutti.batching.router import PROMPT_WEIGHT
 from tutti.batching.step import Step

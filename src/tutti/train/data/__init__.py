@@ -5,7 +5,7 @@ rank's device. Everything else is numpy alone.
 """
 
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
-from tutti.train.data.opening import DataState, PackedData, open_data
+from tutti.train.data.open_data import DataState, PackedData, open_data
 from tutti.train.data.row import NO_TARGET, Row
 
 __all__ = [

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tutti.elastic.events import Change, Event, Phase
-from tutti.elastic.known import all_reports
+from tutti.elastic.known_chips import all_reports
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Standing
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan
 from tutti.train.elastic.better_plan import Proposal, Search
-from tutti.train.elastic.settle import Settler
+from tutti.train.elastic.next_generation import Settler
 from tutti.train.run.planning import Job
 from tutti.units import many, seconds_text
 

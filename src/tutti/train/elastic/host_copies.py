@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tutti.accelerator import Accelerator
-from tutti.elastic.courier import ARRIVED, KEPT, OWN
+from tutti.elastic.partner_copies import ARRIVED, KEPT, OWN
 from tutti.errors import InputError
 from tutti.files import write_text
 from tutti.ownership.rectangles import Rectangle

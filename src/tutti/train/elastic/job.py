@@ -18,8 +18,8 @@ from typing import Any
 
 from tutti.elastic.agent import Agent
 from tutti.elastic.agent_settings import AgentSettings
+from tutti.elastic.etcd_follower import Candidate, Follower
 from tutti.elastic.events import Fatal, Phase
-from tutti.elastic.follow import Candidate, Follower
 from tutti.elastic.join import (
     JOB_FILE,
     RANK_MODULE,

@@ -18,17 +18,17 @@ from tutti.elastic.join import own_address, zmq_address
 from tutti.elastic.journal import Entry, Journal, now
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Hello, Welcome, control_key
+from tutti.elastic.operator_requests import OperatorRequests
 from tutti.elastic.restore import restored
-from tutti.elastic.wishes import Wishes
 from tutti.errors import InputError
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import Secret
 from tutti.ranks.local_processes import RankEvent
 from tutti.train.elastic.adapt import Adapter
+from tutti.train.elastic.detection import HangWatch, SlowWatch
 from tutti.train.elastic.figures import Figures
+from tutti.train.elastic.next_generation import Settler
 from tutti.train.elastic.places import chips_of_node, many_hosts_s, nodes_of
-from tutti.train.elastic.settle import Settler
-from tutti.train.elastic.watches import HangWatch, SlowWatch
 from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
@@ -88,7 +88,7 @@ class Leader:
             job, self.controller, lambda: self._settler.current, self.config.hang_after_s
         )
         self._adapter = Adapter(job, self._settler, self.decided)
-        self._wishes = Wishes(job.config.folder)
+        self._wishes = OperatorRequests(job.config.folder)
         self.controller.watch = self._watch
 
     def close(self) -> None:

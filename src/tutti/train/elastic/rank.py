@@ -39,14 +39,14 @@ from tutti.ranks.devices import open_chip
 from tutti.ranks.events import PipeEvents
 from tutti.ranks.rendezvous import job_secret
 from tutti.train.checkpoint import Progress
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.elastic.donors import connect_with_donors, give, offers_of
 from tutti.train.elastic.drills import install
-from tutti.train.elastic.finish import finish_step
+from tutti.train.elastic.finish_step import finish_step
 from tutti.train.elastic.generation_events import GenerationEvents, live_generation
 from tutti.train.elastic.held_state import HeldState, fill, let_go
 from tutti.train.elastic.host_copies import HostCopies, labelled
-from tutti.train.elastic.warm import data_of, warm, warmed
+from tutti.train.elastic.warm_imports import data_of, warm, warmed
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.build_rank import begin_weights, build_engine, join, load_weights
 from tutti.train.run.planning import Job, prepared
@@ -337,7 +337,7 @@ class ElasticRank:
         if elastic is None or not every:
             return
         # with one host left there is nobody to bring copies to
-        partners = bool(elastic.partners) and len(order.couriers) > 1
+        partners = bool(elastic.partners) and len(order.copy_addresses) > 1
         copies = self._copies = HostCopies(
             self.memory, self.chip, self.generation, every=every, partners=partners,
             gone=lambda: self._told_to_leave >= order.generation,

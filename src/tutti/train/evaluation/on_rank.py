@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tutti.comm import Communicator
 from tutti.train.checkpoint import Processes
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.engine.engine import Engine
 from tutti.train.evaluation.during import Evaluations, keep, open_evaluations, recall
 from tutti.train.evaluation.rows import item_logps

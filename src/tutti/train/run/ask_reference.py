@@ -21,7 +21,7 @@ from tutti.errors import InputError
 from tutti.models.objective import Objective
 from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.data.order import DataPart
 from tutti.train.data.row import Row, blank_row
 from tutti.train.engine.engine import Engine

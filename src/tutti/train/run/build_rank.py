@@ -26,7 +26,7 @@ from tutti.train.checkpoint import (
     load_hf,
 )
 from tutti.train.checkpoint.restore import Reading
-from tutti.train.data.opening import PackedData, open_data
+from tutti.train.data.open_data import PackedData, open_data
 from tutti.train.data.order import run_dry
 from tutti.train.engine.engine import Engine
 from tutti.train.graphs.captured_blocks import CaptureSettings

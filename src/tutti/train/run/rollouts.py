@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Protocol
 
 from tutti.train.checkpoint.coordinator import Coordinator
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.run.rank_context import RankContext
 

@@ -24,7 +24,7 @@ from tutti.observe.folder import (
 from tutti.train.checkpoint.folders import LATEST, clear, complete_folders, resolve
 from tutti.train.checkpoint.manifest import Manifest, Progress, check_model, read_manifest
 from tutti.train.checkpoint.remote import RemoteRun
-from tutti.train.data.opening import check_data
+from tutti.train.data.open_data import check_data
 from tutti.train.run.claim import Claim, claim
 from tutti.train.run.config import TrainConfig
 from tutti.train.run.planning import Job, require_held_out

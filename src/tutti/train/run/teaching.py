@@ -24,7 +24,7 @@ from tutti.nn.load import load
 from tutti.nn.parallel.rows import pieces_of
 from tutti.train.checkpoint.coordinator import Coordinator
 from tutti.train.data.feeder import Feeder, Samples
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.data.order import DataPart
 from tutti.train.data.row import Row, blank_row
 from tutti.train.engine.engine import Batches, Engine

@@ -27,7 +27,7 @@ from tutti.ranks.shutdown import Leaving, asking
 from tutti.simulate.estimate import Estimate
 from tutti.train.checkpoint import Processes, Progress
 from tutti.train.data.feeder import Feeder, MakeAnswers, Samples
-from tutti.train.data.opening import PackedData
+from tutti.train.data.open_data import PackedData
 from tutti.train.engine.averages import averaged
 from tutti.train.engine.engine import Batches, Engine
 from tutti.train.engine.samples import sample_indices

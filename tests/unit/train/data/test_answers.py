@@ -12,8 +12,8 @@ from tutti.errors import InputError
 from tutti.huggingface.tokenizer import open_tokenizer
 from tutti.models.objective import Objective
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
-from tutti.train.data.look import look
-from tutti.train.data.opening import PackedData, open_data
+from tutti.train.data.open_data import PackedData, open_data
+from tutti.train.data.preview import look
 
 DPO, KTO = Objective(kind="dpo"), Objective(kind="kto")
 

@@ -11,7 +11,7 @@ from tutti.errors import InputError
 from tutti.files import parse_yaml
 from tutti.train.data import DataConfig, SourceConfig, open_data
 from tutti.train.data.config import Form, SourceKind
-from tutti.train.data.opening import DataState
+from tutti.train.data.open_data import DataState
 
 WRITTEN = """
 train:

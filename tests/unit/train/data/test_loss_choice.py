@@ -10,7 +10,7 @@ import pytest
 from tutti.errors import InputError
 from tutti.huggingface.tokenizer import open_tokenizer
 from tutti.train.data.config import SourceConfig
-from tutti.train.data.look import look
+from tutti.train.data.preview import look
 
 CHAT = [
     {"role": "user", "content": "one"},

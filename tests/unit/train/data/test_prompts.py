@@ -13,7 +13,7 @@ from tutti.huggingface.tokenizer import ByteTokenizer
 from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
 from tutti.train.data.config import DataConfig, SourceConfig
-from tutti.train.data.opening import PackedData, open_data
+from tutti.train.data.open_data import PackedData, open_data
 from tutti.train.data.prompt_rows import PromptRows, end_of_turn
 
 OBJECTIVE = Objective(kind="grpo", sampling=Sampling(rewards=("a:b",), max_tokens=8))

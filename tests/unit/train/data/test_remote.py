@@ -13,7 +13,7 @@ from tutti.errors import InputError
 from tutti.storage import url as urls
 from tutti.storage.url import RemoteFolder
 from tutti.train.data.config import DataConfig, SourceConfig
-from tutti.train.data.opening import PackedData, check_data, open_data
+from tutti.train.data.open_data import PackedData, check_data, open_data
 from tutti.train.run.config import data_from
 
 

@@ -16,7 +16,7 @@ from tutti.elastic.messages import Report, Seat, Standing, Status
 from tutti.train.elastic import adapt
 from tutti.train.elastic.adapt import Adapter
 from tutti.train.elastic.better_plan import Proposal
-from tutti.train.elastic.settle import Settler
+from tutti.train.elastic.next_generation import Settler
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import Job, prepare
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import DTYPES, num_programs, power_of_two, zero_counters
-from tutti.accelerator.cuda.early import early
+from tutti.accelerator.cuda.early_launch import early
 from tutti.accelerator.cuda.pages import kernels
 from tutti.accelerator.cuda.pages.even import attend_evenly
 from tutti.accelerator.paged_segments import PagedSegments

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tutti.accelerator.cuda.early import wait
+from tutti.accelerator.cuda.early_launch import wait
 from tutti.accelerator.cuda.pages.kernels import _meet, _sunk
 
 

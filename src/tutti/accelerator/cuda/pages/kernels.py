@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tutti.accelerator.cuda.early import wait
+from tutti.accelerator.cuda.early_launch import wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ONE_TILE, TILES = tl.constexpr(1), tl.constexpr(2)

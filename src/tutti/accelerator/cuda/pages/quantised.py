@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import power_of_two, reason_against
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.cuda.pages.attention import CODES
 from tutti.accelerator.reference.quantised_pages import largest_code
 from tutti.accelerator.registry import Implementation

@@ -10,7 +10,7 @@ from pathlib import Path
 from tutti.elastic.messages import ChipPulse, Order
 from tutti.errors import TuttiError
 from tutti.observe.folder import RINGS
-from tutti.observe.still import Still, still_path, write_still
+from tutti.observe.stalled_ranks import Still, still_path, write_still
 
 AGAIN_S = 1.0  # between two writings
 

@@ -19,7 +19,7 @@ from tutti.elastic.restore import is_over
 from tutti.elastic.store import CANDIDATE_S, EtcdStore
 
 LOOK_S = 0.5
-LEAD_MODULE = "tutti.train.elastic.lead"
+LEAD_MODULE = "tutti.train.elastic.lead_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

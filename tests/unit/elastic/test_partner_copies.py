@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tutti.elastic import courier
-from tutti.elastic.courier import ARRIVED, PART_BYTES, Courier, kept_copies, partners_of
+from tutti.elastic import partner_copies
 from tutti.elastic.messages import Order, Seat
+from tutti.elastic.partner_copies import (
+    ARRIVED,
+    PART_BYTES,
+    PartnerCopies,
+    kept_copies,
+    partners_of,
+)
 
 KEY = b"a key of the job"
 HOSTS = ("a.1/0", "a.1/1")
@@ -28,12 +34,12 @@ def test_partners_are_far_apart_and_never_oneself() -> None:
 
 
 @pytest.fixture
-def couriers(tmp_path: Path) -> Iterator[dict[str, Courier]]:
+def by_host(tmp_path: Path) -> Iterator[dict[str, PartnerCopies]]:
     made = {}
     for host in HOSTS:
         memory = folder(tmp_path, host)
         memory.mkdir()
-        made[host] = Courier(
+        made[host] = PartnerCopies(
             job="job", host=host, key=KEY, memory=memory, near="tcp://127.0.0.1:1", partners=1,
             changed=lambda _kept: None,
         )  # fmt: skip
@@ -46,13 +52,18 @@ def folder(tmp_path: Path, host: str) -> Path:
     return tmp_path / host.replace("/", "-")
 
 
-def entering(couriers: dict[str, Courier], generation: int = 1) -> Order:
+def entering(by_host: dict[str, PartnerCopies], generation: int = 1) -> Order:
     seats = tuple(
         Seat(rank=rank, chip=f"{host}/0", host=host, process=1) for rank, host in enumerate(HOSTS)
     )
-    addresses = tuple((host, one.address) for host, one in couriers.items())
+    addresses = tuple((host, one.address) for host, one in by_host.items())
     return Order(
-        job="job", number=1, generation=generation, kind="enter", seats=seats, couriers=addresses
+        job="job",
+        number=1,
+        generation=generation,
+        kind="enter",
+        seats=seats,
+        copy_addresses=addresses,
     )
 
 
@@ -72,12 +83,14 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_a_copy_arrives_whole_and_is_marked(couriers: dict[str, Courier], tmp_path: Path) -> None:
+def test_a_copy_arrives_whole_and_is_marked(
+    by_host: dict[str, PartnerCopies], tmp_path: Path
+) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
     data = bytes(range(256)) * (PART_BYTES // 256) + b"the end"
     label = write_copy(here, "a.1/0/0", 7, data)
-    for one in couriers.values():
-        one.follow(entering(couriers))
+    for one in by_host.values():
+        one.follow(entering(by_host))
     until(label.with_suffix(ARRIVED).is_file)
     assert label.with_suffix(ARRIVED).read_text() == "1 7\n"
     assert kept_copies(there) == (("a.1/0/0", 1, 7),)
@@ -88,32 +101,32 @@ def test_a_copy_arrives_whole_and_is_marked(couriers: dict[str, Courier], tmp_pa
 
 
 def test_copies_of_another_generation_stay_where_they_are(
-    couriers: dict[str, Courier], tmp_path: Path
+    by_host: dict[str, PartnerCopies], tmp_path: Path
 ) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
     write_copy(here, "a.1/0/0", 7, b"old", generation=1)
     label = write_copy(here, "a.1/0/0", 8, b"new", generation=2)
-    for one in couriers.values():
-        one.follow(entering(couriers, generation=2))
+    for one in by_host.values():
+        one.follow(entering(by_host, generation=2))
     until(label.with_suffix(ARRIVED).is_file)
     assert kept_copies(there) == (("a.1/0/0", 2, 8),)
 
 
 def test_a_copy_that_is_written_over_meanwhile_gets_no_label(
-    couriers: dict[str, Courier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_host: dict[str, PartnerCopies], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
     label = write_copy(here, "a.1/0/0", 7, b"x" * (2 * PART_BYTES))
-    real, sent = Courier._send, list[int]()
+    real, sent = PartnerCopies._send, list[int]()
 
-    def send(self: Courier, *words: object) -> bool:
+    def send(self: PartnerCopies, *words: object) -> bool:
         label.unlink(missing_ok=True)  # as a rank does before it writes
         sent.append(1)
         return real(self, *words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Courier, "_send", send)
-    for one in couriers.values():
-        one.follow(entering(couriers))
+    monkeypatch.setattr(PartnerCopies, "_send", send)
+    for one in by_host.values():
+        one.follow(entering(by_host))
     until(lambda: sent)
     until((there / "partner-a.1-0-0-1").is_file)
     assert kept_copies(there) == ()
@@ -121,21 +134,21 @@ def test_a_copy_that_is_written_over_meanwhile_gets_no_label(
 
 
 def test_a_stranger_brings_nothing(
-    couriers: dict[str, Courier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_host: dict[str, PartnerCopies], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (folder(tmp_path, host) for host in HOSTS)
     label = write_copy(here, "a.1/0/0", 7, b"x")
-    couriers["a.1/1"]._key = b"another"
-    real, answers = Courier._heard, list[bool]()
+    by_host["a.1/1"]._key = b"another"
+    real, answers = PartnerCopies._heard, list[bool]()
 
-    def heard(self: Courier, *words: object) -> bool:
+    def heard(self: PartnerCopies, *words: object) -> bool:
         answers.append(real(self, *words))  # type: ignore[arg-type]
         return answers[-1]
 
-    monkeypatch.setattr(Courier, "_heard", heard)
-    monkeypatch.setattr(courier, "_ANSWER_S", 0.2)
-    for one in couriers.values():
-        one.follow(entering(couriers))
+    monkeypatch.setattr(PartnerCopies, "_heard", heard)
+    monkeypatch.setattr(partner_copies, "_ANSWER_S", 0.2)
+    for one in by_host.values():
+        one.follow(entering(by_host))
     until(lambda: answers)
     assert not any(answers)
     assert not label.with_suffix(ARRIVED).exists()

@@ -8,9 +8,7 @@ from tests.support.fleet_machine import small_cluster
 from tutti.errors import InputError
 from tutti.fleet import events
 from tutti.fleet.chips import Grounds
-from tutti.fleet.policy import Policy
-from tutti.fleet.scheduler import Scheduler
-from tutti.fleet.worth import (
+from tutti.fleet.mix_values import (
     Worth,
     mixes,
     planner_answer,
@@ -18,6 +16,8 @@ from tutti.fleet.worth import (
     shared_out,
     worth_table,
 )
+from tutti.fleet.policy import Policy
+from tutti.fleet.scheduler import Scheduler
 from tutti.hardware.cluster import Cluster
 
 CLUSTER = small_cluster(nodes=6, pools=2)  # 6 nodes of p0, 5 of p1

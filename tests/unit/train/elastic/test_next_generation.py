@@ -10,7 +10,7 @@ import pytest
 from tests.support.train_job import write_job
 from tutti.elastic.events import Settle, Settled, Unsettled
 from tutti.elastic.membership import Membership
-from tutti.train.elastic.settle import Settler
+from tutti.train.elastic.next_generation import Settler
 from tutti.train.run.config import TrainConfig, with_changes
 from tutti.train.run.planning import prepare
 

@@ -30,7 +30,7 @@ def ahead(scheduler: Scheduler) -> Ahead:
     settings, columns = scheduler.settings, scheduler.slots
     if (
         scheduler.num_in_flight
-        or scheduler.stowing.is_due
+        or scheduler.on_host.is_due
         or settings.prefix
         or settings.window is not None
         or settings.stretch is not None

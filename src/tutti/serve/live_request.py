@@ -1,4 +1,4 @@
-"""`Live`: a request on its way, as its reader sees it: tokens, text, log-probabilities, times."""
+"""A request on its way, as its reader sees it: tokens, text, log-probabilities, times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Sample:
     reason: str = ""
 
 
-class Live:
+class LiveRequest:
     """What came so far."""
 
     def __init__(

@@ -21,7 +21,7 @@ from tutti.plan.plan import Plan
 from tutti.ranks.local_capacity import DEVICE, require_chips_here
 from tutti.ranks.local_processes import free_port
 from tutti.server.engine_group import EngineGroup
-from tutti.server.hosts.seats import seats_of
+from tutti.server.hosts.rank_hosts import seats_of
 from tutti.server.messages import ServerConfig, ServerFolder
 
 if TYPE_CHECKING:

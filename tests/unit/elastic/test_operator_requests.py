@@ -8,8 +8,8 @@ import pytest
 
 from tutti.elastic.journal import Entry, Journal, read_journal
 from tutti.elastic.messages import Seat
+from tutti.elastic.operator_requests import OperatorRequest, OperatorRequests, wish
 from tutti.elastic.restore import restored
-from tutti.elastic.wishes import Wish, Wishes, wish
 from tutti.errors import InputError
 
 SEATS = tuple(
@@ -34,12 +34,12 @@ def run(folder: Path, *phases: str) -> Path:
 
 def test_a_wish_is_taken_once(tmp_path: Path) -> None:
     run(tmp_path, "entering", "running")
-    wish(tmp_path, Wish(kind="drain", place="a/1"))
-    wish(tmp_path, Wish(kind="replan"))
+    wish(tmp_path, OperatorRequest(kind="drain", place="a/1"))
+    wish(tmp_path, OperatorRequest(kind="replan"))
     (tmp_path / "elastic" / "wish-0-nonsense.json").write_text("{", encoding="utf-8")
-    found = list(Wishes(tmp_path).take())
-    assert found == [Wish(kind="drain", place="a/1"), Wish(kind="replan")]
-    assert list(Wishes(tmp_path).take()) == []
+    found = list(OperatorRequests(tmp_path).take())
+    assert found == [OperatorRequest(kind="drain", place="a/1"), OperatorRequest(kind="replan")]
+    assert list(OperatorRequests(tmp_path).take()) == []
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_a_wish_is_taken_once(tmp_path: Path) -> None:
 def test_places_that_are_none(tmp_path: Path, place: str, words: str) -> None:
     run(tmp_path, "entering")
     with pytest.raises(InputError, match=words):
-        wish(tmp_path, Wish(kind="drain", place=place))
+        wish(tmp_path, OperatorRequest(kind="drain", place=place))
 
 
 def test_a_run_that_is_over_takes_no_wishes(tmp_path: Path) -> None:
     run(tmp_path, "entering", "running", "finished")
     with pytest.raises(InputError, match=r"the run is over \(finished: why\)"):
-        wish(tmp_path, Wish(kind="replan"))
+        wish(tmp_path, OperatorRequest(kind="replan"))
     with pytest.raises(InputError, match="no elastic run"):
-        wish(tmp_path / "nowhere", Wish(kind="replan"))
+        wish(tmp_path / "nowhere", OperatorRequest(kind="replan"))
 
 
 def test_a_lost_controller_waits_for_the_hosts_of_the_last_generation(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tutti.accelerator.find import register_kernels
 from tutti.hardware.profile import shipped_profiles
 from tutti.observe.folder import RUN_FILE
-from tutti.train.data.opening import PackedData, open_data
+from tutti.train.data.open_data import PackedData, open_data
 from tutti.train.run.agreement import job_facts
 from tutti.train.run.planning import Job
 from tutti.train.run.weights import model_folder

@@ -57,21 +57,21 @@ def test_what_is_cheaper_is_done(length: int, moved: int) -> None:
     assert step.queries[row] == (1 if moved else length + 1)
     assert len(step.fetches) == moved
     check_host_pages(scheduler)
-    assert scheduler.stowing.pool.free == settings.host_pages
+    assert scheduler.on_host.pool.free == settings.host_pages
 
 
 def test_without_prices_or_room_everything_is_computed_anew() -> None:
     for settings, prices, moved in (
         (SETTINGS, None, 0),
-        (replace(SETTINGS, stowing="always"), None, 8),
+        (replace(SETTINGS, keep_on_host="always"), None, 8),
         (replace(SETTINGS, host_pages=7), PRICES, 0),
         (replace(SETTINGS, host_pages=0), PRICES, 0),
     ):
         assert len(displaced(Scheduler(settings, prices), 32).stows) == moved
     with pytest.raises(InputError, match="'host_pages' is -1"):
         replace(SETTINGS, host_pages=-1)
-    with pytest.raises(InputError, match="'stowing' is 'never'"):
-        replace(SETTINGS, stowing="never")
+    with pytest.raises(InputError, match="'keep_on_host' is 'never'"):
+        replace(SETTINGS, keep_on_host="never")
 
 
 def test_what_the_prefix_tree_still_has_is_not_fetched() -> None:
@@ -91,9 +91,9 @@ def test_what_the_prefix_tree_still_has_is_not_fetched() -> None:
 def test_who_is_cancelled_on_the_host_gives_its_pages_back() -> None:
     scheduler = Scheduler(SETTINGS, PRICES)
     answered(scheduler, displaced(scheduler, 32))
-    assert scheduler.stowing.pool.free == 8
+    assert scheduler.on_host.pool.free == 8
     scheduler.cancel(0)
-    assert scheduler.stowing.pool.free == 16
+    assert scheduler.on_host.pool.free == 16
     check_host_pages(scheduler)
 
 

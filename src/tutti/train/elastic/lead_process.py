@@ -1,6 +1,6 @@
 """A process that leads an elastic job whose leader was lost; its host's agent starts it.
 
-python -m tutti.train.elastic.lead FOLDER STORE NODE ADDRESS
+python -m tutti.train.elastic.lead_process FOLDER STORE NODE ADDRESS
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from tutti.diagnose.finding import Component, Evidence, Finding, Where
 from tutti.diagnose.runs.live_hang import Hang, Observed, Reason, find_hang, stray_of
 from tutti.diagnose.runs.recorded_hang import step_seconds
 from tutti.observe.ring import RingReading
-from tutti.observe.still import Still
+from tutti.observe.stalled_ranks import Still
 
 _LEAST_S = 2.0  # nothing moved for so long, or
 _STEPS = 5.0  # for so many steps

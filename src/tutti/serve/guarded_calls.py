@@ -13,7 +13,7 @@ from tutti.plug_ins import reason
 from tutti.serve.parameters import LogitsChange, SamplingParameters, TokenMask
 
 
-class OthersCode:
+class GuardedCalls:
     """What one sample has of it."""
 
     def __init__(self, own: SamplingParameters) -> None:

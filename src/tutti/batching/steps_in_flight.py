@@ -11,7 +11,7 @@ from tutti.batching.step import I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class StepInFlight:
     """A step whose tokens have not come."""
 
     number: int

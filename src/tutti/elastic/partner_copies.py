@@ -1,4 +1,4 @@
-"""Courier: brings the copies of a host's chips into another host's memory, and keeps others' here.
+"""The copies of a host's chips are brought into another host's memory, and others' kept here.
 
 A copy is a file and its label, as ranks write them. The sender reads the file, a part at a time,
 and the last part brings the label, if it is still the one that was read first: a rank removes the
@@ -89,7 +89,7 @@ def _named(label: str) -> tuple[str, int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Errand:
+class _Transfer:
     """What is to be brought where."""
 
     generation: int = 0
@@ -97,7 +97,7 @@ class _Errand:
     addresses: tuple[str, ...] = ()
 
 
-class Courier:
+class PartnerCopies:
     """Two threads beside an agent: one brings, one keeps."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Courier:
         self._ears.bind(f"tcp://[{own}]:*" if ":" in own else f"tcp://{own}:*")
         self.address: str = self._ears.getsockopt_string(zmq.LAST_ENDPOINT)
         self._lines: dict[str, zmq.Socket[bytes]] = {}
-        self._errand, self._over = _Errand(), threading.Event()
+        self._errand, self._over = _Transfer(), threading.Event()
         self._brought: dict[tuple[str, str], str] = {}  # label that the partner has, by place
         self._threads = [
             threading.Thread(target=run, name=f"tutti-{name}", daemon=True)
@@ -132,7 +132,7 @@ class Courier:
             thread.start()
 
     @classmethod
-    def of(cls, settings: AgentSettings, changed: Callable[[Kept], None]) -> Courier:
+    def of(cls, settings: AgentSettings, changed: Callable[[Kept], None]) -> PartnerCopies:
         """Return that of an agent."""
         return cls(
             job=settings.job, host=settings.host, key=settings.key, memory=settings.memory,
@@ -146,9 +146,9 @@ class Courier:
                 return  # steps are still made
             self._errand = replace(self._errand, addresses=())
             return
-        known = dict(order.couriers)
+        known = dict(order.copy_addresses)
         there = [host for host in dict.fromkeys(seat.host for seat in order.seats) if host in known]
-        self._errand = _Errand(
+        self._errand = _Transfer(
             generation=order.generation,
             chips=tuple(seat.chip for seat in order.seats if seat.host == self._host),
             addresses=tuple(known[p] for p in partners_of(self._host, there, self._partners)),
@@ -174,7 +174,7 @@ class Courier:
                     with contextlib.suppress(OSError, ValueError, KeyError):
                         self._look(label, errand)
 
-    def _look(self, label: Path, errand: _Errand) -> None:
+    def _look(self, label: Path, errand: _Transfer) -> None:
         text = label.read_text(encoding="utf-8")
         _, generation, step = _named(text)
         if generation != errand.generation:

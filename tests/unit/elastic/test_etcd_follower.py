@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from tutti.elastic.controller_link import ControllerLink
-from tutti.elastic.follow import LOOK_S, Candidate, Follower
+from tutti.elastic.etcd_follower import LOOK_S, Candidate, Follower
 from tutti.elastic.journal import Entry
 from tutti.elastic.messages import HeardWords, Words, control_key, packed, unpacked
 from tutti.elastic.store import EtcdStore

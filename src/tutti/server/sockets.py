@@ -16,22 +16,22 @@ import zmq
 import zmq.utils.z85
 
 from tutti.launch.secret import find_secret
-from tutti.server.hosts.seats import PORTS_EACH, Seats
+from tutti.server.hosts.rank_hosts import PORTS_EACH, Seats
 from tutti.server.messages import HostAddress, ServerConfig, ServerFolder
 
-Kind = Literal["engine", "crew", "arrived", "keys", "meeting"]
-KINDS: tuple[Kind, ...] = ("engine", "crew", "arrived", "keys", "meeting")
+Kind = Literal["engine", "follower", "arrived", "keys", "meeting"]
+KINDS: tuple[Kind, ...] = ("engine", "follower", "arrived", "keys", "meeting")
 assert len(KINDS) == PORTS_EACH
 HEARTBEAT_MS = 2000
 SILENT_MS = 6000
 
 
-class Way(NamedTuple):
+class SocketName(NamedTuple):
     """One socket: what it is for, and whose it is.
 
-    `engine`: clients find an engine there. `crew`: a rank hears its first one. `arrived`: the first
-    rank hears whose keys and values are whole. `keys`: a rank takes keys and values. `meeting`: the
-    ranks of an engine find each other there.
+    `engine`: clients find an engine there. `follower`: a rank hears its first one. `arrived`: the
+    first rank hears whose keys and values are whole. `keys`: a rank takes keys and values.
+    `meeting`: the ranks of an engine find each other there.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class Way(NamedTuple):
     rank: int = 0
 
 
-class Wires:
+class ServerSockets:
     """Binds and connects the sockets of one process."""
 
     def __init__(
@@ -50,31 +50,33 @@ class Wires:
         self._folder, self._secret, self._seats = folder, secret, seats
 
     @classmethod
-    def of(cls, folder: ServerFolder, config: ServerConfig, seats: Seats | None = None) -> Wires:
-        """Return the wires of a server's process."""
+    def of(
+        cls, folder: ServerFolder, config: ServerConfig, seats: Seats | None = None
+    ) -> ServerSockets:
+        """Return the sockets of a server's process."""
         return cls(folder, shared_secret() if config.spread else None, seats)
 
-    def address(self, way: Way) -> str:
+    def address(self, name: SocketName) -> str:
         """Return where a socket is now: a host that was started anew may have another address."""
         if self._secret is None:
-            return self._folder.socket("-".join(map(str, way)))
+            return self._folder.socket("-".join(map(str, name)))
         assert self._seats is not None
-        seat = self._seats[way.engine, way.rank]
-        return port_address(self._folder.hosts()[seat.host], seat.local, way.kind)
+        seat = self._seats[name.engine, name.rank]
+        return port_address(self._folder.hosts()[seat.host], seat.local, name.kind)
 
-    def bind(self, socket: zmq.Socket[bytes], way: Way) -> str:
+    def bind(self, socket: zmq.Socket[bytes], name: SocketName) -> str:
         """Let a socket listen; return where."""
-        address = self.address(way)
+        address = self.address(name)
         if self._secret is not None:
-            listen_by(socket, self._secret, _scope(way))
+            listen_by(socket, self._secret, _scope(name))
         socket.bind(address)
         return address
 
-    def connect(self, socket: zmq.Socket[Any], way: Way, address: str = "") -> None:
+    def connect(self, socket: zmq.Socket[Any], name: SocketName, address: str = "") -> None:
         """Let a socket call; `address`: where it was said to be."""
         if self._secret is not None:
-            call_by(socket, self._secret, _scope(way))
-        socket.connect(address or self.address(way))
+            call_by(socket, self._secret, _scope(name))
+        socket.connect(address or self.address(name))
 
 
 def shared_secret() -> bytes:
@@ -88,8 +90,8 @@ def port_address(host: HostAddress, local: int, kind: Kind) -> str:
     return f"tcp://{shown}:{host.ports + PORTS_EACH * local + KINDS.index(kind)}"
 
 
-def _scope(way: Way) -> str:
-    return f"{way.engine}/{way.generation}"
+def _scope(name: SocketName) -> str:
+    return f"{name.engine}/{name.generation}"
 
 
 def listen_by(socket: zmq.Socket[Any], secret: bytes, scope: str) -> None:

@@ -11,11 +11,11 @@ from tutti.batching.pages import PagePool
 from tutti.batching.prefix import PrefixTree
 from tutti.batching.prices import Prices, StepSize
 from tutti.batching.request import Sequence
+from tutti.batching.sequences_on_host import SequencesOnHost
 from tutti.batching.settings import Settings
 from tutti.batching.slots import PREEMPTED, STAYS, Slots
 from tutti.batching.step import Beginning
 from tutti.batching.step_builder import Draft
-from tutti.batching.stowing import Stowing
 
 
 class Filling:
@@ -28,12 +28,12 @@ class Filling:
         pool: PagePool,
         tree: PrefixTree,
         slots: Slots,
-        stowing: Stowing,
+        on_host: SequencesOnHost,
         free_leaving: Callable[[], None],
     ) -> None:
         self._settings, self._prices = settings, prices
         self._pool, self._tree, self._slots = pool, tree, slots
-        self._stowing, self._free_leaving = stowing, free_leaving
+        self._on_host, self._free_leaving = on_host, free_leaving
         self._switches = settings.stretch is not None and settings.stretch_kind == "switch"
 
     def draft(self, waiting: list[Sequence], guesses: Mapping[int, tuple[int, ...]]) -> Draft:
@@ -243,14 +243,14 @@ class Filling:
         long = self._switches and min(count, sequence.goal) > (settings.stretch or 0)
         if long and sequence.base <= (settings.stretch or 0):  # it outgrew its keys and lost them
             sequence.base = count
-            self._stowing.drop(sequence)
+            self._on_host.drop(sequence)
         key = (request.adapter, request.salt, settings.stretch_class(sequence.base))
         root = self._tree.root(key)
         nodes = []
         if settings.prefix and request.shares_prefix:
             tokens = np.array(sequence.tokens, np.int32)
             nodes = self._tree.match(key, tokens, (count - 1) // size)
-        stowed = self._stowing.of(sequence)
+        stowed = self._on_host.of(sequence)
         known, stored = len(nodes), len(nodes) * size
         if stowed is not None:
             stored = max(stored, stowed.stored)
@@ -269,8 +269,8 @@ class Filling:
         # what the tree does not have, or no longer, comes back from the host
         first = max(known, behind)
         back = pool.take(max(0, settings.pages_for(stored) - first))
-        self._stowing.fetch(sequence, first, back)
-        self._stowing.back(sequence)
+        self._on_host.fetch(sequence, first, back)
+        self._on_host.back(sequence)
         table = [*pages.tolist(), *[0] * (first - known), *back.tolist()]
         node = nodes[-1] if nodes else root
         slot = self._slots.place(sequence, table, stored, node if first == known else None)

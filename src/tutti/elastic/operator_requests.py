@@ -20,14 +20,14 @@ _WISH = "wish-"
 LOOK_S = 0.5  # between two looks of the controller
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorRequest(msgspec.Struct, frozen=True, kw_only=True):
     """To leave a place, to use it again, or to look for a plan."""
 
     kind: Literal["drain", "add", "replan"]
     place: str = ""  # "pool/node" or "pool/node/slot"
 
 
-def wish(run: Path, asked: Wish) -> None:
+def wish(run: Path, asked: OperatorRequest) -> None:
     """Ask something of a run that goes on."""
     entries = read_journal(run)
     if is_over(entries):
@@ -52,13 +52,13 @@ def _places(chip: str) -> tuple[str, str]:
     return chip, chip.rpartition("/")[0]
 
 
-class Wishes:
+class OperatorRequests:
     """The wishes of a run, as its controller takes them."""
 
     def __init__(self, run: Path) -> None:
         self._folder, self._next = run / FOLDER, 0.0
 
-    def take(self) -> Iterator[Wish]:
+    def take(self) -> Iterator[OperatorRequest]:
         """Yield what was asked for since the last look."""
         now = time.monotonic()
         if now < self._next:
@@ -66,7 +66,7 @@ class Wishes:
         self._next = now + LOOK_S
         for path in sorted(self._folder.glob(f"{_WISH}*.json")):
             try:
-                asked = msgspec.json.decode(path.read_bytes(), type=Wish)
+                asked = msgspec.json.decode(path.read_bytes(), type=OperatorRequest)
             except (OSError, msgspec.DecodeError):
                 asked = None
             path.unlink(missing_ok=True)

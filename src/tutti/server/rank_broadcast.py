@@ -12,7 +12,7 @@ import zmq
 
 from tutti.serve.handover.handed import Handover
 from tutti.server.messages import Wishes
-from tutti.server.wires import Way, Wires
+from tutti.server.sockets import ServerSockets, SocketName
 
 
 class Add(msgspec.Struct, frozen=True, tag="add", omit_defaults=True):
@@ -42,17 +42,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[Word])
 
 
-class Crew:
+class RankBroadcast:
     """The other ranks, as the first one sees them."""
 
-    def __init__(self, wires: Wires, ways: Sequence[Way]) -> None:
+    def __init__(self, sockets: ServerSockets, names: Sequence[SocketName]) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._sockets = []
-        for way in ways:
+        for name in names:
             socket = context.socket(zmq.PUSH)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 0)
-            wires.connect(socket, way)
+            sockets.connect(socket, name)
             self._sockets.append(socket)
 
     def tell(self, words: Sequence[Word]) -> None:
@@ -62,14 +62,14 @@ class Crew:
             socket.send(data)
 
 
-class Ear:
+class RankListener:
     """The first rank, as another one hears it."""
 
-    def __init__(self, wires: Wires, way: Way) -> None:
+    def __init__(self, sockets: ServerSockets, name: SocketName) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        wires.bind(self._socket, way)
+        sockets.bind(self._socket, name)
 
     def hear(self) -> list[Word]:
         """Wait for the next turn; return what was said."""

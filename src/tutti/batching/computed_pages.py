@@ -1,4 +1,4 @@
-"""`Filing`: what becomes of pages that were computed: known to others, or behind a window."""
+"""What becomes of pages that were computed: others may use them, or a window has passed them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tutti.batching.slots import Slots
 from tutti.batching.step import I32
 
 
-class Filing:
+class ComputedPages:
     """Puts full pages into the prefix tree and gives back those that nobody looks at."""
 
     def __init__(self, settings: Settings, pool: PagePool, tree: PrefixTree, slots: Slots) -> None:

@@ -24,7 +24,7 @@ from tutti.accelerator.cuda.common import (
     reason_against,
     zero_counters,
 )
-from tutti.accelerator.cuda.early import early, wait
+from tutti.accelerator.cuda.early_launch import early, wait
 from tutti.accelerator.cuda.few_rows import _Codes, _supports_quantised, widened
 from tutti.accelerator.cuda.pointwise import gated_activation
 from tutti.accelerator.gradients import WeightGradients

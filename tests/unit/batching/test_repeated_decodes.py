@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutti.batching import Request, Scheduler, Settings, Tokens
-from tutti.batching.leap import ahead, leap
+from tutti.batching.repeated_decodes import ahead, leap
 
 COLUMNS = ("sequence", "length", "known", "computed", "stored", "num_pages", "limit", "in_flight")
 

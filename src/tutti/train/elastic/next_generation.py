@@ -13,7 +13,7 @@ import msgspec
 
 from tutti.elastic.events import Phase, Settle, Settled, Unsettled
 from tutti.elastic.journal import FOLDER, Entry
-from tutti.elastic.known import all_kept, all_reports
+from tutti.elastic.known_chips import all_kept, all_reports
 from tutti.elastic.membership import Membership
 from tutti.elastic.sources import Past, find_source
 from tutti.hardware.topology import Position

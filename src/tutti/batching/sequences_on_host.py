@@ -1,4 +1,4 @@
-"""`Stowing`: sequences that lost their slots, and whose keys and values wait in pages on the host.
+"""Sequences that lost their slots, and whose keys and values wait in pages on the host.
 
 Who loses its slot is computed anew later, or its pages are moved out and back: whichever is priced
 cheaper. Page numbers of the host have a pool of their own, and each page one owner. Pages go out
@@ -21,7 +21,7 @@ from tutti.batching.step import I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stowed:
+class SequenceOnHost:
     """What the host keeps of a sequence."""
 
     stored: int  # its first tokens: those whose keys and values are there
@@ -29,13 +29,13 @@ class Stowed:
     pages: Pages  # of the host, one after the other
 
 
-class Stowing:
+class SequencesOnHost:
     """Chooses who is kept on the host, and says which pages move."""
 
     def __init__(self, settings: Settings, prices: Prices | None, slots: Slots) -> None:
         self._settings, self._prices, self._slots = settings, prices, slots
         self.pool = PagePool(settings.host_pages + 1)  # here too page 0 belongs to nobody
-        self._stowed: dict[int, Stowed] = {}  # by sequence
+        self._stowed: dict[int, SequenceOnHost] = {}  # by sequence
         self._stows: dict[int, int] = {}  # page of the host: page of the device
         self._fetches: list[tuple[int, int]] = []  # page of the host, page of the device
         self._left: list[int] = []  # the host's, free when the step is made that reads them
@@ -45,7 +45,7 @@ class Stowing:
         """Whether pages are to be moved with the next step."""
         return bool(self._stows or self._fetches)
 
-    def of(self, sequence: Sequence) -> Stowed | None:
+    def of(self, sequence: Sequence) -> SequenceOnHost | None:
         """Return what the host keeps of a sequence."""
         return self._stowed.get(sequence.id)
 
@@ -67,7 +67,7 @@ class Stowing:
         if count > self.pool.available or not self._pays(stored, count):
             return
         pages = self.pool.take(count)
-        self._stowed[sequence.id] = Stowed(stored, first, pages)
+        self._stowed[sequence.id] = SequenceOnHost(stored, first, pages)
         sources = columns.table[slot, first:last].tolist()
         self._stows.update(zip(pages.tolist(), sources, strict=True))
 
@@ -77,7 +77,7 @@ class Stowing:
         Both are what they add to steps that others need anyway. What the prefix tree may still
         have later is not counted on: pages are short.
         """
-        if self._settings.stowing == "always":
+        if self._settings.keep_on_host == "always":
             return True
         if self._prices is None:
             return False

@@ -15,7 +15,7 @@ from tutti.batching import Finish  # noqa: E402
 from tutti.batching.settings import Settings  # noqa: E402
 from tutti.nn import Model, greedy  # noqa: E402
 from tutti.serve import SamplingParameters  # noqa: E402
-from tutti.serve.captured import CapturedSteps  # noqa: E402
+from tutti.serve.captured_steps import CapturedSteps  # noqa: E402
 from tutti.serve.inputs import Shape  # noqa: E402
 
 PROMPTS = [[5, 9, 2, 40, 11], [7, 8], [3] * 9, [1], [6, 5, 4, 3, 2, 1, 9, 8, 7]]
