@@ -42,11 +42,6 @@ class MessageRing:
         used = self.links[self.links >= 0]
         return len(np.unique(used)) < len(used)
 
-    @property
-    def num_messages(self) -> int:
-        """Messages of all rounds."""
-        return self.rounds * len(self.links)
-
 
 def all_reduce_ring(
     members: int, num_bytes: float, rate: float, latency_s: float, *, queue: bool | None = None

@@ -8,7 +8,7 @@ at once. What a link between pools lets through at most is a link of its own, pe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -71,15 +71,6 @@ class Flows:
     def size(self) -> int:
         """Number of flows."""
         return len(self.links)
-
-
-@dataclass(slots=True)
-class _Caps:
-    """Limits of links between pools, as links of their own: one per chip and other pool."""
-
-    keys: list[Integers] = field(default_factory=list)
-    rates: list[Floats] = field(default_factory=list)
-    rows: list[npt.NDArray[Any]] = field(default_factory=list)
 
 
 def route_transfers(

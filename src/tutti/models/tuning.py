@@ -214,13 +214,6 @@ def is_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in SIDES
 
 
-def narrow_bytes(tuning: Tuning | None, parameter: Parameter, wide: float) -> float:
-    """Return the bytes of one number of a tensor on a chip that computes in `wide` bytes."""
-    if tuning is None or tuning.base == "wide" or not is_narrowed(parameter):
-        return wide
-    return BASE_BYTES[tuning.base]
-
-
 def is_narrowed(parameter: Parameter) -> bool:
     """Tell whether a frozen tensor is one that is held in few bits: a weight of a block's layer."""
     return (

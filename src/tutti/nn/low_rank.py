@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tutti.accelerator.gradients import WeightGradients
 from tutti.accelerator.operators import Operators
@@ -184,8 +184,3 @@ def _rows(low: Tensor, group: _Group) -> Tensor:
     if group.first == 0 and group.last == low.shape[1]:
         return low
     return low[:, group.first : group.last]
-
-
-def low_ranks(module: nn.Module) -> list[LowRank]:
-    """Return the adapters in a module."""
-    return [each for each in module.modules() if isinstance(each, LowRank)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.closed_forms import one_f_one_b_seconds
 from tests.support.lines import uniform
 from tests.support.plans import plans
 from tutti.cost.plan.simulator_inputs import ClassCosts, StepCosts
@@ -20,7 +21,6 @@ from tutti.plan.plan import Plan, Synchronisation
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.instruction import COLLECTIVES, Op
 from tutti.schedule.schedule import build_schedule
-from tutti.simulate.bounds import one_f_one_b_seconds
 from tutti.simulate.contention import _Idle
 from tutti.simulate.estimate import estimate
 from tutti.simulate.run import simulate

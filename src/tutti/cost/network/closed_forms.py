@@ -152,15 +152,3 @@ def all_to_all_seconds(
     seconds = np.maximum(num_bytes * passed / link, outside)
     result: FloatArray = np.where(np.greater(size, 1), constants.link_latency_s + seconds, 0.0)
     return result
-
-
-def send_seconds(
-    num_bytes: Number, stride: Number, machine: Machine, constants: Constants
-) -> FloatArray:
-    """Return the seconds of a transfer to the rank `stride` further: the next pipeline stage."""
-    nic = machine.nic * constants.nic_efficiency / machine.chips_per_node
-    nic = nic / np.maximum(machine.leaf_over, machine.pod_over)
-    outside = num_bytes / nic + constants.nic_latency_s
-    inside = num_bytes / (machine.link * constants.link_efficiency) + constants.link_latency_s
-    result: FloatArray = np.where(np.greater_equal(stride, machine.chips_per_node), outside, inside)
-    return result

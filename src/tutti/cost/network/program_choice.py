@@ -132,14 +132,12 @@ def choose_program(
     links: GroupLinks,
     efficiency: Efficiency,
     *,
-    native_across: bool = False,
     tuned: Tuned | None = None,
 ) -> Choice:
     """Return the cheapest program for an operation on `num_bytes` of whole buffer.
 
-    `native_across` says that one vendor's library spans the whole group; otherwise a native
-    collective is possible only inside one island. `tuned` holds measured times, which count where
-    a program was measured near this size.
+    A native collective is possible only inside one island. `tuned` holds measured times, which
+    count where a program was measured near this size.
     """
     group = links.group
     if group.size == 1 or num_bytes <= 0:
@@ -148,7 +146,7 @@ def choose_program(
     for name in candidates(operation, group):
         if name == "proportional" and links.reach is not None and _is_many(group):
             continue  # equal islands: what the hierarchical one does, and long to price
-        if name == "native" and len(group.islands) > 1 and not native_across:
+        if name == "native" and len(group.islands) > 1:
             continue
         price = _price(_build(operation, name, group), links, efficiency)
         priced += [

@@ -14,7 +14,6 @@ from tutti.cost.network.closed_forms import (
     all_to_all_seconds,
     rails,
     ring_pass_seconds,
-    send_seconds,
 )
 
 MACHINE = Machine.filled(
@@ -71,12 +70,6 @@ def test_a_row_for_several_members_crosses_to_a_node_once() -> None:
     # inside a node nothing is saved
     inside = all_to_all_seconds(num_bytes, 8.0, 1.0, MACHINE, CONSTANTS, copies=8.0)
     assert inside == pytest.approx(all_to_all_seconds(num_bytes, 8.0, 1.0, MACHINE, CONSTANTS))
-
-
-def test_a_send_crosses_nodes_from_eight_chips_on() -> None:
-    near, far = (send_seconds(1e8, stride, MACHINE, CONSTANTS) for stride in (4.0, 8.0))
-    assert near == pytest.approx(1e8 / (0.78 * 300e9) + 4.5e-5)
-    assert far == pytest.approx(1e8 / (0.8 * 200e9 / 8) + 2e-5)
 
 
 @given(st.sampled_from([2, 4, 8, 16, 64, 256]), st.floats(1, 1e11), st.sampled_from([1, 2, 8]))
