@@ -81,7 +81,12 @@ def check(
 
 @app.command()
 def logs(
-    paths: Annotated[list[Path], typer.Argument(help="Logs, or folders of them; packed ones too.")],
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Logs, or folders of them; packed ones too.")
+    ] = None,
+    kernel: Annotated[
+        bool, typer.Option("--kernel", help="Also what the kernel of this host says (dmesg).")
+    ] = False,
     signatures: Annotated[
         Path | None, typer.Option(help="A YAML file of your own signatures, which go first.")
     ] = None,
@@ -89,13 +94,17 @@ def logs(
 ) -> None:
     """Say from the logs of any framework why a job failed."""
     from tutti.diagnose.logs.collect import collect
+    from tutti.diagnose.logs.kernel_ring import KERNEL, kernel_lines
     from tutti.diagnose.logs.reason import diagnose
     from tutti.diagnose.logs.signatures import own_catalog, with_own_signatures
 
+    if not paths and not kernel:
+        raise InputError("doctor logs: name logs or folders of them, or --kernel")
     catalog = own_catalog()
     if signatures is not None:
         catalog = with_own_signatures(catalog, signatures)
-    print_finding(diagnose(collect(paths, catalog)), json=json)
+    texts = {KERNEL: kernel_lines()} if kernel else {}
+    print_finding(diagnose(collect(paths or (), catalog, texts=texts)), json=json)
 
 
 @app.command()

@@ -7,13 +7,13 @@ of the same signature. A signature keeps the first and last hits of each rank, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tutti.diagnose.logs.gate import Gate
 from tutti.diagnose.logs.identity import Identity, of_file, of_line, with_fields
-from tutti.diagnose.logs.reading import Line, LogFile, log_files, loud_lines
+from tutti.diagnose.logs.reading import Line, LogFile, log_files, loud_lines, loud_lines_of
 from tutti.diagnose.logs.signatures import Catalog, Signature
 from tutti.diagnose.logs.templates import TemplateTree
 
@@ -86,6 +86,22 @@ class _Reader:
         self.num_unknown = 0
         self.kept: dict[tuple[str, int | None], int] = {}
         self.block = Identity()
+
+    def begin(self, name: str, file: Identity) -> LogFile:
+        """Note a file, and who its name says that it is of."""
+        seen = LogFile(name)
+        self.into.files.append(seen)
+        if file.rank is not None:
+            self.into.ranks.add(file.rank)
+        if file.host is not None:
+            self.into.hosts.add(file.host)
+        return seen
+
+    def take_all(self, lines: Iterable[Line], file: Identity) -> None:
+        """Look at the lines of one file."""
+        for line in lines:
+            if line.text:
+                self.take(line, file)
 
     def take(self, line: Line, file: Identity) -> None:
         """Look at one line."""
@@ -181,21 +197,17 @@ def _precedence(signature: Signature) -> float:
     return signature.specificity
 
 
-def collect(paths: Iterable[Path], catalog: Catalog) -> Collected:
-    """Read logs, and return what is known of their lines."""
-    files = log_files(list(paths))
-    sizes = {path: path.stat().st_size for path in files}
+def collect(
+    paths: Iterable[Path], catalog: Catalog, *, texts: Mapping[str, bytes] | None = None
+) -> Collected:
+    """Read logs, and return what is known of their lines; `texts` are in no file, by name."""
+    files, texts = log_files(list(paths)), texts or {}
     reader, gate = _Reader(catalog), Gate(catalog.words)
-    whole = sum(sizes.values())
+    whole = sum(path.stat().st_size for path in files) + sum(map(len, texts.values()))
     for path in files:
-        seen = LogFile(str(path))
-        reader.into.files.append(seen)
-        file = of_file(path)
-        if file.rank is not None:
-            reader.into.ranks.add(file.rank)
-        if file.host is not None:
-            reader.into.hosts.add(file.host)
-        for line in loud_lines(path, gate, seen, whole_bytes=whole):
-            if line.text:
-                reader.take(line, file)
+        seen = reader.begin(str(path), file := of_file(path))
+        reader.take_all(loud_lines(path, gate, seen, whole_bytes=whole), file)
+    for name, text in texts.items():
+        seen = reader.begin(name, Identity())
+        reader.take_all(loud_lines_of(text, gate, seen, whole_bytes=whole), Identity())
     return reader.into

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import io
 import lzma
 import re
 import zlib
@@ -113,6 +114,11 @@ def loud_lines(path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int) -> It
             yield from _loud(stream, encoding, gate, seen, whole_bytes, packed=opener is not None)
     except OSError as error:
         seen.notes.append(f"{path}: cannot be read ({error.strerror or error})")
+
+
+def loud_lines_of(text: bytes, gate: Gate, seen: LogFile, *, whole_bytes: int) -> Iterator[Line]:
+    """Yield the lines that pass the gate of a text that is in no file."""
+    return _loud(io.BytesIO(text), None, gate, seen, whole_bytes, packed=False)
 
 
 def _loud(
