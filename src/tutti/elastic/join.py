@@ -38,6 +38,10 @@ from tutti.elastic.rank_processes import is_alive
 from tutti.elastic.store import SCHEME, EtcdStore
 from tutti.errors import InputError
 from tutti.launch.secret import SECRET, SECRET_FILE, Secret, find_secret
+from tutti.observe.folder import PLAN_FILE
+from tutti.plan.check import embedded_cluster
+from tutti.plan.files import load_plan, plan_hash
+from tutti.ranks.local_capacity import require_node_here
 
 RANK_MODULE = "tutti.train.elastic.rank"
 SECRET_IN_RUN = f"{FOLDER}/secret"
@@ -104,6 +108,7 @@ def run_agent(
             f"{run}: is the folder of job {name or '(none)'}, and {address} leads job "
             f"{welcome.job} (there: {welcome.folder}); correct --run"
         )
+    _require_planned(run, node, welcome, address)
     memory = memory_folder(welcome.job, node)
     environment = chip_environment(
         welcome.chips, world=welcome.world, master=host, secret=secret.reveal().decode()
@@ -133,6 +138,18 @@ def run_agent(
         )  # fmt: skip
         follower = Follower(store, own, agent.follow)
     return _served(agent, memory, say, follower)
+
+
+def _require_planned(run: Path, node: str, welcome: Welcome, address: str) -> None:
+    """Raise where this host sees another plan than who leads, or is not the planned node."""
+    plan = load_plan(run / PLAN_FILE)
+    if plan_hash(plan) != welcome.plan_hash:
+        raise InputError(
+            f"{run / PLAN_FILE}: is another plan (hash {plan_hash(plan)}) than that of the job at "
+            f"{address} (hash {welcome.plan_hash}; there: {welcome.folder}); --run must name the "
+            "same folder, not a copy of it"
+        )
+    require_node_here(node, embedded_cluster(plan), os.environ)
 
 
 def known_job(folder: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-VERSION = 4  # of these messages
+VERSION = 5  # of these messages
 
 
 class Standing(StrEnum):
@@ -127,6 +127,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     folder: str  # of the run, as the controller sees it
     chips: tuple[str, ...]
     world: int  # chips of the job's plan
+    plan_hash: str  # of that plan
     heartbeat_s: float
     wait_s: float  # without a controller
     partners: int = 0  # hosts that keep copies of each other's

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,12 @@ from tutti.plan.plan import FORMAT, ClusterReference, ModelReference, Plan
 def plan_to_document(plan: Plan) -> dict[str, object]:
     """Return the plan as plain values, its format first."""
     return {"format": FORMAT, **plain_fields(plan)}
+
+
+def plan_hash(plan: Plan) -> str:
+    """Return what tells plans apart: the same wherever the same plan is read."""
+    text = json.dumps(plan_to_document(plan), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def plan_from_document(value: object, name: str) -> Plan:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.support.launching import plan_of
+from tutti.document import Place
 from tutti.elastic.controller import Controller, ControllerSettings
 from tutti.elastic.events import Phase, Settle, Settled, Unsettled
 from tutti.elastic.join import JOB_FILE, run_agent
@@ -37,6 +39,11 @@ from tutti.elastic.messages import (
 )
 from tutti.errors import InputError
 from tutti.files import write_text
+from tutti.hardware.cluster import Cluster
+from tutti.plan.chips import ChipSet
+from tutti.plan.files import plan_hash, save_plan
+from tutti.plan.plan import Replica
+from tutti.ranks.local_capacity import require_node_here
 
 SECRET = b"what-the-agents-of-tests-know-00"
 KEY = control_key(SECRET)
@@ -152,7 +159,8 @@ def turned(controller: Controller, peer: Peer, count: int) -> list[Message]:
 
 
 def test_an_agent_is_welcomed_or_told_why_not(controller: Controller) -> None:
-    welcome = Welcome(job="job", folder="f", chips=("p/1/0",), world=2, heartbeat_s=0.2, wait_s=9.0)
+    welcome = Welcome(job="job", folder="f", chips=("p/1/0",), world=2, heartbeat_s=0.2, wait_s=9.0,
+                      plan_hash="")  # fmt: skip
     controller.admit = lambda hello: welcome if hello.node == "p/1" else "no such node"
     peer = Peer(controller, "p/1")
     peer.send(Hello(node="p/1"))
@@ -173,19 +181,15 @@ def test_an_agent_is_welcomed_or_told_why_not(controller: Controller) -> None:
     peer.close()
 
 
-def test_a_folder_of_another_job_is_refused(
-    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TUTTI_SECRET", SECRET.decode())
-    welcome = Welcome(job="job", folder="f", chips=("p/1/0",), world=2, heartbeat_s=0.2, wait_s=9.0)
+def refusal(controller: Controller, welcome: Welcome, folder: Path) -> str:
+    """Return why an agent that was welcomed does not join."""
     controller.admit = lambda _hello: welcome
-    write_text(tmp_path / JOB_FILE, "another\n")
     failed = list[str]()
 
     def join() -> None:
         try:
             address = controller.address.removeprefix("tcp://")
-            run_agent(address, "p/1", folder=tmp_path, say=failed.append, wait_s=5.0)
+            run_agent(address, "p/1", folder=folder, say=failed.append, wait_s=5.0)
         except InputError as error:
             failed.append(str(error))
 
@@ -193,7 +197,46 @@ def test_a_folder_of_another_job_is_refused(
     thread.start()
     while thread.is_alive():
         controller.turn()
-    assert [f"{tmp_path}: is the folder of job another, and" in line for line in failed] == [True]
+    (line,) = failed
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("fault", ["job", "plan", "chips", "fewer"])
+def test_an_agent_elsewhere_than_it_thinks_is_refused_in_one_line(
+    fault: str, controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of another job, a copy with another plan, a host that is another node."""
+    monkeypatch.setenv("TUTTI_SECRET", SECRET.decode())
+    document = {"name": "two", "pools": [{"name": "p", "chip": "A100-80", "nodes": 2}]}
+    cluster = Cluster.from_document(document, Place("two"))
+    plan = plan_of(cluster, [[Replica(chips=ChipSet.of("p/0/0-7"), count=8)]])
+    save_plan(plan, tmp_path / "plan.json")
+    write_text(tmp_path / JOB_FILE, "another\n" if fault == "job" else "job\n")
+    job = replace(plan.job, global_batch=2 * plan.job.global_batch)
+    led = replace(plan, job=job) if fault == "plan" else plan
+    devices = {"chips": (8, "NVIDIA H100 80GB HBM3"), "fewer": (4, "NVIDIA A100-SXM4-80GB")}
+    count, name = devices.get(fault, (8, "NVIDIA A100-SXM4-80GB"))
+    tool = "".join(f"{index}, {name}, 81920\n" for index in range(count))
+    monkeypatch.setattr(
+        "tutti.elastic.join.require_node_here",
+        lambda *given: require_node_here(
+            *given, run=lambda command: tool if "nvidia-smi --query" in " ".join(command) else ""
+        ),
+    )
+    welcome = Welcome(
+        job="job", folder="f", chips=("p/1/0",), world=2, heartbeat_s=0.2, wait_s=9.0,
+        plan_hash=plan_hash(led),
+    )  # fmt: skip
+    said = refusal(controller, welcome, tmp_path)
+    expected = {
+        "job": f"{tmp_path}: is the folder of job another, and",
+        "plan": f"is another plan (hash {plan_hash(plan)}) than that of the job at",
+        "chips": "node p/1: the cluster file says 8 × A100-80 of 80.0 GiB, this host has 8 × H100",
+        "fewer": "node p/1: the cluster file says 8 × A100-80 of 80.0 GiB, this host has 4 × A100",
+    }
+    assert expected[fault] in said
+    assert "--run" in said or "--node" in said
 
 
 def test_who_got_further_than_the_log_says_is_still_told_what_to_do(controller: Controller) -> None:

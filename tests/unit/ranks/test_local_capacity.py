@@ -11,10 +11,11 @@ from tests.support.launching import crossed_plan, plan_of
 from tutti.document import Place
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.discover import Run
 from tutti.hardware.present import chips_by_vendor
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Plan, Replica
-from tutti.ranks.local_capacity import DEVICE, SHARING, require_chips_here
+from tutti.ranks.local_capacity import DEVICE, SHARING, require_chips_here, require_node_here
 
 
 def never() -> Mapping[str, int]:
@@ -79,3 +80,48 @@ def test_device_files_count_where_there_are_no_tools(tmp_path: Path) -> None:
 
     assert chips_by_vendor(run, tmp_path)["nvidia"] == 4
     assert chips_by_vendor(lambda command: "", tmp_path / "nowhere")["nvidia"] == 0
+
+
+def tool(*names: str, memory: int = 81920) -> Run:
+    text = "".join(f"{index}, {name}, {memory}\n" for index, name in enumerate(names))
+
+    def run(command: list[str]) -> str:
+        return text if command[0] == "nvidia-smi" and "topo" not in command else ""
+
+    return run
+
+
+def node_cluster(chip: object) -> Cluster:
+    named = chip if isinstance(chip, str) else "Part"
+    document: dict[str, object] = {"name": "x", "pools": [
+        {"name": "p", "chip": named, "nodes": 1, "chips_per_node": 2}]}  # fmt: skip
+    if not isinstance(chip, str):
+        document["chips"] = [chip]
+    return Cluster.from_document(document, Place("x"))
+
+
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
+
+
+def test_a_node_must_be_what_the_cluster_file_says() -> None:
+    cluster = node_cluster("A100-80")
+    for run in (tool(A100, A100), tool(A100, A100, H100)):
+        require_node_here("p/0", cluster, {}, run)
+    cases = [
+        (tool(H100, H100), "2 × H100"), (tool(A100, H100), "1 × A100-80, 1 × H100"),
+        (tool(A100), "has 1 × A100-80;"), (tool("NVIDIA X1", "NVIDIA X1"), "2 × NVIDIA X1"),
+        (tool(), "this host has none"),
+        (tool(A100, A100, memory=40960), "2 × A100-80 of 40.0 GiB"),
+    ]  # fmt: skip
+    for run, words in cases:
+        with pytest.raises(InputError, match=r"node p/0: the cluster file says 2 × A100-80") as no:
+            require_node_here("p/0", cluster, {}, run)
+        assert words in str(no.value)
+    require_node_here("p/0", cluster, {DEVICE: "cpu"}, tool(H100))
+
+
+def test_a_chip_of_the_cluster_file_itself_may_be_any_of_its_vendor() -> None:
+    chip = {"name": "Part", "base": "H100", "memory_bytes": "40 GiB"}
+    require_node_here("p/0", node_cluster(chip), {}, tool(H100, H100))
+    with pytest.raises(InputError, match=r"says 2 × Part of 40\.0 GiB, this host has 1 × Part;"):
+        require_node_here("p/0", node_cluster(chip), {}, tool(H100))

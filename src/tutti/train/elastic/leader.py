@@ -23,6 +23,7 @@ from tutti.elastic.restore import restored
 from tutti.errors import InputError
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import Secret
+from tutti.plan.files import plan_hash
 from tutti.ranks.local_processes import RankEvent
 from tutti.train.elastic.adapt import Adapter
 from tutti.train.elastic.detection import HangWatch, SlowWatch
@@ -142,6 +143,7 @@ class Leader:
             folder=str(self.job.config.folder.resolve()),
             chips=chips,
             world=len(used_chips(self.job.plan)),
+            plan_hash=plan_hash(self.job.plan),
             heartbeat_s=max(self.config.heartbeat_s, many_hosts_s(self.job)),
             wait_s=self.config.wait_s,
             partners=self.config.partners,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import torch
 
 from tutti.document import plain
-from tutti.plan.files import plan_to_document, refer_to_cluster, refer_to_model
+from tutti.plan.files import plan_hash, refer_to_cluster, refer_to_model
 from tutti.train.run.planning import Job
 from tutti.version import code_version
 
@@ -19,7 +18,7 @@ def job_facts(job: Job) -> dict[str, str]:
     return {
         "tutti version": code_version(),
         "torch version": torch.__version__.partition("+")[0],
-        "plan": _digest(plan_to_document(job.plan)),
+        "plan": plan_hash(job.plan),
         "model": refer_to_model(job.spec).hash,
         "cluster": refer_to_cluster(job.cluster).hash,
         "seed": str(config.seed),
@@ -29,7 +28,3 @@ def job_facts(job: Job) -> dict[str, str]:
         "checkpoint settings": json.dumps(plain(config.checkpoints)),
         "validation settings": json.dumps(plain(config.validation)),
     }
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

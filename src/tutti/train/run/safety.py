@@ -9,13 +9,13 @@ from tutti.accelerator.arithmetic import Product, wrong_product
 from tutti.errors import TuttiError
 from tutti.hardware.chip import Chip
 from tutti.nn.linear import Linear
+from tutti.ranks.local_capacity import LEAST_MEMORY
 from tutti.ranks.rank_places import Seat, class_of
 from tutti.simulate.estimate import Estimate
 from tutti.train.engine.engine import Engine
 from tutti.units import bytes_text
 
 Built = tuple[Engine, Estimate]
-LEAST_MEMORY = 0.9  # of what the plan expects; drivers keep some
 
 
 def hardware_differences(accelerator: Accelerator, chip: Chip) -> list[str]:

@@ -21,7 +21,7 @@ from tutti.elastic.journal import Entry, Journal
 from tutti.elastic.store import EtcdStore, Lead, LeadingHost, LostLeadError
 from tutti.errors import InputError, StoppedError, TuttiError
 from tutti.files import write_text
-from tutti.train.elastic import lead as leads
+from tutti.train.elastic import lead_process as leads
 from tutti.train.elastic.job import ElasticRun, known_identity
 from tutti.train.run.planning import Job, prepare
 
