@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import time
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.fleet.mix_values import Mix, Worth, mixes, shared_out
+from tutti.fleet.mix_values import Mix, Worth, shared_out
+from tutti.fleet.model_jobs import MixTable, ModelJob
 from tutti.hardware.cluster import Cluster
 from tutti.search.ask_from_values import Limits, make_problem
 from tutti.search.planner import plan
@@ -31,20 +30,15 @@ LIMITS = Limits(micro_batch=(1, 2), schedules=("1f1b",), max_stages=8, offload=F
 UNIT: Mix = (("a800", 16),)
 
 
-def wanted(cluster: Cluster) -> list[Mix]:
-    """Return the mixes that jobs choose among: 64 to 256 chips."""
-    return [
-        mix
-        for mix in mixes(cluster, 4, 16)
-        if 64 <= sum(n * cluster.pool(name).node.num_chips for name, n in mix) <= 256
-    ]
-
-
-def tokens_per_s(model: str, cluster: Cluster, mix: Mix) -> float | None:
-    """Ask the planner; None where nothing fits."""
-    part = cluster.only({pool: range(count) for pool, count in mix})
+def narrow_answer(job: ModelJob, part: Cluster) -> float | None:
+    """Ask the planner in a narrow space, of 64 to 256 chips; None where nothing fits."""
+    if not 64 <= part.num_chips <= 256:
+        return None
+    problem = make_problem(
+        job.model, part, global_batch=job.global_batch, sequence_length=job.sequence_length,
+        limits=LIMITS,
+    )  # fmt: skip
     try:
-        problem = make_problem(model, part, global_batch=512, sequence_length=2048, limits=LIMITS)
         return plan(problem, compare=False).best.tokens_per_second
     except InputError:
         return None
@@ -52,20 +46,14 @@ def tokens_per_s(model: str, cluster: Cluster, mix: Mix) -> float | None:
 
 def table_of(path: Path, cluster: Cluster) -> dict[str, list[Worth]]:
     """Return what each mix is worth to each model, as the file says, or asked now."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    for model, mix in itertools.product(MODELS, wanted(cluster)):
-        key = f"{model} on " + " + ".join(f"{count} {name}" for name, count in mix)
-        if key not in known:
-            before = time.process_time()
-            known[key] = [model, mix, tokens_per_s(model, cluster, mix)]
-            path.write_text(json.dumps(known, indent=1))
-            print(f"{key}: {known[key][2]} tokens/s, {time.process_time() - before:.1f} CPU s")
-    tables: dict[str, list[Worth]] = {model: [] for model in MODELS}
-    for model, mix, speed in known.values():
-        if speed is not None:
-            kept = tuple((name, count) for name, count in mix)
-            tables[model].append(Worth(kept, speed, None))
-    return tables
+    table = MixTable.load(cluster, path, ask=narrow_answer)
+    jobs = {
+        model: ModelJob(model=model, tokens=1.0, global_batch=512, sequence_length=2048,
+                        least_nodes=4, most_nodes=16)
+        for model in MODELS
+    }  # fmt: skip
+    table.fill(jobs.values(), lambda what, done, of: print(f"{done} of {of}: {what}"))
+    return {model: table.worths(job) for model, job in jobs.items()}
 
 
 def as_asked(cluster: Cluster, nodes: dict[str, int], jobs: list[str]) -> dict[str, Mix]:

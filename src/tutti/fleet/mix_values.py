@@ -1,22 +1,23 @@
-"""What mixes of pools are worth to a job: tabled once per model and shape, by the planner.
+"""What mixes of pools are worth to jobs, and which mix each job should have.
 
 A job that is a model and tokens becomes a request whose shapes are nodes of one pool, or of several
 (leftovers that join a mixed job), each with the pace that the best plan on it has. The scheduler
-then weighs them like any others: what would be done soonest, now or later.
+then weighs them like any others: what would be done soonest, now or later. Who asks the planner,
+and keeps its answers, is `model_jobs`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tutti.errors import InputError
 from tutti.fleet.request import JobRequest, Shape
 from tutti.hardware.cluster import Cluster
 
 Mix = tuple[tuple[str, int], ...]  # pools, and nodes of each
-Ask = Callable[[Cluster], float]  # tokens per second of the best plan; InputError: none fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +50,9 @@ def mixes(cluster: Cluster, least: int, most: int) -> Iterator[Mix]:
         count *= 2
 
 
-def planner_answer(model: str, **job: object) -> Ask:
-    """Return a question to the planner: this model and job, on whatever cluster."""
-    from tutti.search.ask_from_values import make_problem
-    from tutti.search.planner import plan
-
-    def ask(cluster: Cluster) -> float:
-        problem = make_problem(model, cluster, **job)  # type: ignore[arg-type]
-        return plan(problem, compare=False).best.tokens_per_second
-
-    return ask
-
-
-def worth_table(cluster: Cluster, wanted: Sequence[Mix], ask: Ask) -> list[Worth]:
-    """Return what each mix is worth, fastest first; mixes on which nothing fits are left out."""
-    table = []
-    for mix in wanted:
-        part = cluster.only({pool: range(count) for pool, count in mix})
-        try:
-            speed = ask(part)
-        except InputError:
-            continue
-        table.append(Worth(mix, speed, part.price_per_hour))
-    if not table:
-        raise InputError(f"no plan fits any of {len(wanted)} mixes of '{cluster.name}'")
-    return sorted(table, key=lambda one: (-one.tokens_per_s, one.mix))
-
-
 def request_by_worth(
     job: str, tokens: float, table: Sequence[Worth], *, best_price: bool = False,
-    **others: object,
+    **others: Any,
 ) -> JobRequest:  # fmt: skip
     """Return what a job of so many tokens asks for; `best_price`: only mixes that waste no money.
 
@@ -93,19 +67,7 @@ def request_by_worth(
         ]  # fmt: skip
     fastest = kept[0].tokens_per_s
     shapes = tuple(Shape(one.mix, None, one.tokens_per_s / fastest) for one in kept)
-    return JobRequest(job=job, seconds=tokens / fastest, shapes=shapes, **others)  # type: ignore[arg-type]
-
-
-def throughput(
-    placed: Mapping[str, Mix], tables: Mapping[str, Sequence[Worth]]
-) -> tuple[float, float]:
-    """Return tokens per second of all jobs as they are placed, and tokens per price of them."""
-    speed = price = 0.0
-    for job, mix in placed.items():
-        one = next(one for one in tables[job] if one.mix == mix)
-        speed += one.tokens_per_s
-        price += one.price_per_hour or 0.0
-    return speed, 3600.0 * speed / price if price else 0.0
+    return JobRequest(job=job, seconds=tokens / fastest, shapes=shapes, **others)
 
 
 def shared_out(

@@ -1,7 +1,8 @@
 """Traces: jobs with the times at which they came, read from our CSV or from others' columns.
 
 Ours has `job, submit_s, duration_s` and `nodes` or `chips`, and may have `pool, priority, tenant,
-estimate_s`. What others publish is read by its header: Slurm's `sacct` (with `|` between), the
+estimate_s`. Jobs of models have `job, model, tokens` instead: how long they take, on which nodes,
+the planner says. What others publish is read by its header: Slurm's `sacct` (with `|` between), the
 files of Acme, Helios, Philly and PAI. Jobs that never ran are left out, and counted.
 """
 
@@ -16,8 +17,10 @@ from pathlib import Path
 from tutti.errors import InputError, hint
 from tutti.files import read_text
 from tutti.fleet.chips import Grounds
+from tutti.fleet.mix_values import request_by_worth
+from tutti.fleet.model_jobs import MixTable, ModelJob
 from tutti.fleet.request import JobRequest, Shape
-from tutti.fleet.trace_columns import FORMATS, NoJob, Ours, TraceColumns
+from tutti.fleet.trace_columns import FORMATS, Models, NoJob, Ours, TraceColumns
 
 RESTART_S = 300.0  # assumed of jobs whose trace does not say: save, start, load
 CHECKPOINT_S = 1800.0  # the same: between checkpoints
@@ -36,6 +39,7 @@ class TraceRow:
     priority: int = 0
     tenant: str = ""
     estimate_s: float | None = None
+    training: ModelJob | None = None  # then chips and duration are the planner's to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +82,7 @@ def read_trace(path: Path) -> Trace:
 def _format_of(name: str, columns: Sequence[str]) -> TraceColumns:
     for known in FORMATS:
         if all(column in columns for column in known.needs):
-            if isinstance(known, Ours):
+            if isinstance(known, Ours | Models):
                 _refuse_unknown(name, columns, known)
             return known
     best = max(FORMATS, key=lambda known: sum(column in columns for column in known.needs))
@@ -89,10 +93,12 @@ def _format_of(name: str, columns: Sequence[str]) -> TraceColumns:
     )
 
 
-def _refuse_unknown(name: str, columns: Sequence[str], known: Ours) -> None:
+def _refuse_unknown(name: str, columns: Sequence[str], known: Ours | Models) -> None:
     for column in columns:
         if column not in known.knows:
             raise InputError(f"{name}: unknown column '{column}'; {hint(column, known.knows)}")
+    if isinstance(known, Models):
+        return
     if "nodes" not in columns and "chips" not in columns:
         raise InputError(f"{name}: no column 'nodes' and none 'chips'; a job needs one of them")
 
@@ -117,7 +123,7 @@ def make_trace(name: str, kind: TraceColumns, rows: Sequence[Mapping[str, str]])
         if row.job in seen:
             raise InputError(f"{where}: job '{row.job}' stands on line {seen[row.job]}, too")
         seen[row.job] = number
-        if isinstance(kind, Ours) and rows_read and row.submit_s < rows_read[-1].submit_s:
+        if isinstance(kind, Ours | Models) and rows_read and row.submit_s < rows_read[-1].submit_s:
             raise InputError(
                 f"{where}: job '{row.job}' came at {row.submit_s:g} s, before the line above "
                 f"({rows_read[-1].submit_s:g} s); sort the trace by submit_s"
@@ -140,6 +146,8 @@ def _check(row: TraceRow, where: str) -> None:
             raise InputError(f"{where}: job '{row.job}': {key} is {value:g}; give 0 or more")
     if row.submit_s < 0:
         raise InputError(f"{where}: job '{row.job}': submit_s is {row.submit_s:g}; give 0 or more")
+    if row.training is not None:
+        return
     if row.chips < 0 or (row.nodes is not None and row.nodes < 1) or not (row.chips or row.nodes):
         raise InputError(f"{where}: job '{row.job}' asks for nothing; give nodes or chips")
     if row.estimate_s is not None and not row.estimate_s > 0:
@@ -153,16 +161,25 @@ def requests_of(
     checkpoint_s: float = CHECKPOINT_S,
     restart_s: float = RESTART_S,
     speeds: Mapping[str, float] | None = None,
+    mixes: MixTable | None = None,
 ) -> list[tuple[float, JobRequest]]:
     """Return what each job asks of a fleet, with the time at which it comes.
 
     A job that names no pool may run on every pool, best on the fastest; `speeds` are those of the
-    pools, relative to what the trace's durations were measured on.
+    pools, relative to what the trace's durations were measured on. `mixes` says what mixes of pools
+    are worth to jobs that are models; without one the planner is asked.
     """
+    mixes = mixes or MixTable(grounds.cluster)
     paces = {name: (speeds or {}).get(name, 1.0) for name in grounds.pool_names}
     shaper = _shaper(grounds, paces)
     requests = []
     for row in trace.rows:
+        if row.training is not None:
+            requests.append((row.submit_s, request_by_worth(
+                row.job, row.training.tokens, mixes.worths(row.training), priority=row.priority,
+                tenant=row.tenant, checkpoint_s=checkpoint_s, restart_s=restart_s,
+            )))  # fmt: skip
+            continue
         if row.pool and row.pool not in grounds.pool_names:
             raise InputError(
                 f"{trace.name}: job '{row.job}': no pool '{row.pool}'; "

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tutti.fleet.model_jobs import ModelJob
+
 Row = Mapping[str, str]
 _STAMP = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d")
 _ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
@@ -91,6 +93,38 @@ class Ours(TraceColumns):
             "tenant": row.get("tenant", "").strip(),
             "estimate_s": number(row, "estimate_s") if _given(row, "estimate_s") else None,
         }
+
+
+class Models(TraceColumns):
+    """Our own CSV of jobs that are a model and tokens; how long they take the planner says."""
+
+    name = "models"
+    needs = ("job", "model", "tokens")
+    knows = (
+        *needs, "submit_s", "batch", "length", "least_nodes", "most_nodes", "priority", "tenant",
+    )  # fmt: skip
+
+    def read(self, row: Row) -> dict[str, Any]:
+        """Read a row; nothing is left out."""
+        for column in ("job", "model"):
+            if not row[column].strip():
+                raise ValueError(f"'{column}' is missing")
+        sizes = {
+            name: whole(row, column)
+            for name, column in (
+                ("global_batch", "batch"), ("sequence_length", "length"),
+                ("least_nodes", "least_nodes"), ("most_nodes", "most_nodes"),
+            )
+            if _given(row, column)
+        }  # fmt: skip
+        return {
+            "job": row["job"].strip(),
+            "submit_s": number(row, "submit_s") if _given(row, "submit_s") else 0.0,
+            "duration_s": 0.0, "chips": 0,
+            "training": ModelJob(model=row["model"].strip(), tokens=number(row, "tokens"), **sizes),
+            "priority": whole(row, "priority") if _given(row, "priority") else 0,
+            "tenant": row.get("tenant", "").strip(),
+        }  # fmt: skip
 
 
 class Sacct(TraceColumns):
@@ -203,4 +237,4 @@ class Pai(TraceColumns):
         }  # fmt: skip
 
 
-FORMATS: tuple[TraceColumns, ...] = (Ours(), Helios(), Acme(), Philly(), Pai(), Sacct())
+FORMATS: tuple[TraceColumns, ...] = (Ours(), Models(), Helios(), Acme(), Philly(), Pai(), Sacct())

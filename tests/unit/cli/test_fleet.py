@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tutti.cli import main
+from tutti.fleet.model_jobs import ModelJob
+from tutti.hardware.cluster import Cluster
 
 JOBS = """job,submit_s,duration_s,nodes,tenant
 a,0,600,4,x
@@ -94,6 +96,42 @@ def test_jobs_that_share_links_are_offered_turns(jobs: Path, capfd: Any) -> None
     assert "they send by turns" in out
 
 
+def test_jobs_of_models_are_dealt_out(jobs: Path, monkeypatch: Any, capfd: Any) -> None:
+    def speed(job: ModelJob, part: Cluster) -> float | None:
+        """Chips count alike, a second pool costs a tenth; fewer than 16 chips are too few."""
+        chips = part.num_chips * (1.0 - 0.1 * (len(part.pools) - 1))
+        return 100.0 * chips if part.num_chips >= 16 else None
+
+    monkeypatch.setattr("tutti.fleet.model_jobs.ask_planner", speed)
+    jobs.write_text("job,model,tokens,least_nodes,most_nodes\n"
+                    "a,llama-2-7b,1e6,2,2\nb,llama-2-7b,1e6,2,2\n")  # fmt: skip
+    # S32 has two nodes of each pool: with one of each down, only a mix of both is left
+    told = ("fleet", "mix", str(jobs), "S32", "--mixes", "mixes.json", "--without", "a800/0",
+            "--without", "v100/1")  # fmt: skip
+    code, out, err = tutti(capfd, *told, "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    placed = [row["nodes"] for row in answer["jobs"]]
+    assert sorted(placed, key=str) == [None, {"a800": 1, "v100": 1}]
+    assert answer["single"]["jobs_running"] == 0
+    assert answer["mixed"]["jobs_running"] == 1
+    assert answer["mixed"]["tokens_per_s"] == pytest.approx(1440.0)
+    code, out, err = tutti(capfd, *told[:6])
+    assert code == 0, err
+    assert "2 of 2 jobs run, 2.00 in all; one pool each: 2 run, 2.00 (mixes 1.000×)" in out
+    assert "2 a800" in out
+    assert "2 v100" in out
+    # the kept answers serve the other verbs, without the planner
+    monkeypatch.setattr("tutti.fleet.model_jobs.ask_planner", None)
+    code, out, err = tutti(capfd, "fleet", "place", str(jobs), "S32", "--mixes", "mixes.json")
+    assert code == 0, err
+    assert "2 of 2 start now" in out
+    code, out, err = tutti(capfd, "fleet", "simulate", str(jobs), "S32", "--mixes", "mixes.json",
+                           "--policy", "fifo/first", "--json")  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["policies"][0]["completion_mean_s"] == pytest.approx(1e6 / 1600)
+
+
 def test_there_and_back(jobs: Path, capfd: Any) -> None:
     code, out, _ = tutti(capfd, "fleet", "export", "oversubscribed", "--to", "hosts", "-o", "h.csv")
     assert (code, out) == (0, "written to h.csv\n")
@@ -124,6 +162,8 @@ def test_there_and_back(jobs: Path, capfd: Any) -> None:
         (("export", "oversubscribed", "--to", "kueue", "--api", "v1"), "--api: 'v1'"),
         (("export", "oversubscribed", "--to", "slurm-tre"), "did you mean 'slurm-tree'?"),
         (("import", "jobs.csv"), "no column 'host'"),
+        (("mix", "jobs.csv", "S32"), "jobs.csv: has no models; write the columns job, model"),
+        (("mix", "jobs.csv", "S32", "--count", "evn"), "--count: 'evn'; did you mean 'even'?"),
     ],
 )
 def test_what_is_wrong_is_one_line(

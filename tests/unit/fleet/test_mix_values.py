@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.support.fleet_machine import small_cluster
 from tutti.errors import InputError
 from tutti.fleet import events
 from tutti.fleet.chips import Grounds
-from tutti.fleet.mix_values import (
-    Worth,
-    mixes,
-    planner_answer,
-    request_by_worth,
-    shared_out,
-    worth_table,
-)
+from tutti.fleet.mix_values import Worth, mixes, request_by_worth, shared_out
+from tutti.fleet.model_jobs import MixTable, ModelJob
 from tutti.fleet.policy import Policy
 from tutti.fleet.scheduler import Scheduler
 from tutti.hardware.cluster import Cluster
@@ -23,12 +20,16 @@ from tutti.hardware.cluster import Cluster
 CLUSTER = small_cluster(nodes=6, pools=2)  # 6 nodes of p0, 5 of p1
 
 
-def speeds(cluster: Cluster) -> float:
+def speeds(job: ModelJob, cluster: Cluster) -> float | None:
     """The second pool is twice as fast; a mixed job loses a tenth; two nodes are too small."""
     if cluster.num_nodes < 4:
-        raise InputError("does not fit")
+        return None
     speed = sum(pool.nodes * (1.0 + (pool.name == "p1")) for pool in cluster.pools)
     return speed * (0.9 if len(cluster.pools) > 1 else 1.0)
+
+
+def four_nodes(**others: Any) -> ModelJob:
+    return ModelJob(**{"model": "m", "tokens": 8000.0, "least_nodes": 2, "most_nodes": 4} | others)
 
 
 def test_mixes_are_every_pool_and_every_two() -> None:
@@ -42,7 +43,7 @@ def test_mixes_are_every_pool_and_every_two() -> None:
 
 
 def test_leftovers_join_a_mixed_job_where_that_helps() -> None:
-    table = worth_table(CLUSTER, list(mixes(CLUSTER, 2, 4)), speeds)
+    table = MixTable(CLUSTER, ask=speeds).worths(four_nodes())
     assert [one.mix for one in table] == [
         (("p1", 4),), (("p0", 2), ("p1", 2)), (("p0", 4),),
     ]  # fmt: skip
@@ -62,16 +63,58 @@ def test_leftovers_join_a_mixed_job_where_that_helps() -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(InputError, match="no plan fits any of 3 mixes"):
-        worth_table(CLUSTER, list(mixes(CLUSTER, 2, 2)), speeds)
+    with pytest.raises(InputError, match="no plan for m fits any of 3 mixes of 'small', 2 to 2"):
+        MixTable(CLUSTER, ask=speeds).worths(four_nodes(most_nodes=2))
+    with pytest.raises(InputError, match="m asks for 9 nodes at least, more than any pool"):
+        MixTable(CLUSTER, ask=speeds).worths(four_nodes(least_nodes=9, most_nodes=9))
+    for wrong, said in (
+        ({"most_nodes": 1}, "from 2 to 1 nodes"), ({"tokens": 0.0}, "'tokens' is 0"),
+        ({"global_batch": -8}, "'global_batch' is -8"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            four_nodes(**wrong)
+
+
+def test_the_planner_is_asked_once_and_a_file_goes_on(tmp_path: Path) -> None:
+    file, asked = tmp_path / "mixes.json", list[tuple[str, int | None]]()
+
+    def ask(job: ModelJob, part: Cluster) -> float | None:
+        asked.append(("+".join(f"{p.nodes}{p.name}" for p in part.pools), job.global_batch))
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return speeds(job, part)
+
+    table = MixTable.load(CLUSTER, file, ask)
+    with pytest.raises(KeyboardInterrupt):
+        table.fill([four_nodes()])
+    assert len(asked) == 4
+    again = MixTable.load(CLUSTER, file, ask)
+    told: list[tuple[str, int, int]] = []
+    again.fill([four_nodes(), four_nodes(tokens=5.0)], lambda *one: told.append(one))
+    # three were kept, the fourth is asked again; other tokens are no other question
+    assert [mix for mix, _ in asked[4:]] == ["4p0", "4p1", "2p0+2p1"]
+    assert [(done, of) for _, done, of in told] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    # the batch is that of the most nodes, for all mixes alike
+    assert len({batch for _, batch in asked}) == 1
+    assert [one.mix for one in MixTable.load(CLUSTER, file, ask).worths(four_nodes())] == [
+        (("p1", 4),), (("p0", 2), ("p1", 2)), (("p0", 4),),
+    ]  # fmt: skip
+    again.fill([four_nodes(global_batch=8)])
+    assert {batch for _, batch in asked[7:]} == {8}
+    with pytest.raises(InputError, match="was made for another cluster than"):
+        MixTable.load(small_cluster(nodes=5, pools=2), file)
+    file.write_text("[1]")
+    with pytest.raises(InputError, match="is no table of what mixes of pools are worth"):
+        MixTable.load(CLUSTER, file)
 
 
 @pytest.mark.slow
 def test_the_planner_tables_a_model() -> None:
     cluster = Cluster.load("S32")
-    ask = planner_answer("llama-2-7b", global_batch=64, sequence_length=2048)
-    table = worth_table(cluster, list(mixes(cluster, 1, 2)), ask)
-    best = {one.mix: one.tokens_per_s for one in table}
+    job = ModelJob(
+        model="llama-2-7b", tokens=1e9, global_batch=64, sequence_length=2048, most_nodes=2
+    )
+    best = {one.mix: one.tokens_per_s for one in MixTable(cluster).worths(job)}
     assert best[("a800", 2),] > best[("a800", 1),] > 0
     mixed = best.get((("a800", 1), ("v100", 1)))
     assert mixed is None or mixed > best[("a800", 1),]

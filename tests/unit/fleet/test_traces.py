@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ from tests.support.fleet_machine import small_cluster
 from tutti.errors import InputError
 from tutti.fleet.chips import Grounds
 from tutti.fleet.generate import chip_weights, generate, moments
+from tutti.fleet.model_jobs import MixTable, ModelJob
 from tutti.fleet.trace import read_trace, requests_of
+from tutti.hardware.cluster import Cluster
 
 GROUNDS = Grounds.of(small_cluster())
+MODELS = "job,model,tokens\n"
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -93,11 +97,31 @@ OURS = "job,submit_s,duration_s,nodes\n"
         ("job,submit_s,duration_s\na,0,1\n", "no column 'nodes' and none 'chips'"),
         ("job,submit,duration_s,nodes\n", "no column 'submit_s'; it looks most like tutti"),
         ("this,that\n1,2\n", "no column"),
+        (MODELS + "a,m,0\n", "line 2: 'tokens' is 0; give more than 0"),
+        (MODELS + "a,,5\n", "line 2: 'model' is missing"),
+        ("job,model,tokens,nodes\n", "unknown column 'nodes'; did you mean"),
+        ("job,model,tokens,least_nodes,most_nodes\na,m,5,4,2\n", "from 4 to 2 nodes"),
+        ("job,model,tokens,batch\na,m,5,1.5\n", "'batch' is 1.5; expected a whole number"),
     ],
 )
 def test_a_wrong_trace_is_one_line(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         read_trace(written(tmp_path, text))
+
+
+def test_jobs_of_models_take_what_the_planner_says(tmp_path: Path) -> None:
+    def ask(job: ModelJob, part: Cluster) -> float | None:
+        return 100.0 * part.num_nodes if job.model == "m" else None
+
+    text = MODELS.strip() + ",submit_s,most_nodes,priority\na,m,8000,0,2,3\nb,n,10,7,1,\n"
+    trace = read_trace(written(tmp_path, text))
+    assert trace.kind == "models"
+    mixes = MixTable(GROUNDS.cluster, ask=ask)
+    with pytest.raises(InputError, match="no plan for n fits any"):
+        requests_of(trace, GROUNDS, mixes=mixes)
+    ((time, request),) = requests_of(replace(trace, rows=trace.rows[:1]), GROUNDS, mixes=mixes)
+    assert (time, request.job, request.priority, request.seconds) == (0.0, "a", 3, 40.0)
+    assert {shape.num_nodes: shape.pace for shape in request.shapes} == {2: 1.0, 1: 0.5}
 
 
 def test_a_job_larger_than_the_cluster_is_refused(tmp_path: Path) -> None:

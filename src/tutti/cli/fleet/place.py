@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tutti.cli.fleet.jobs_of_models import MixFile, asked_mixes
 from tutti.cli.fleet.traffic import PlansOfJobs, Share, Traffic, habits_of, shared_network, that_fit
 from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.errors import InputError
@@ -35,6 +36,7 @@ def place(
     traffic: Traffic = "none",
     plan: PlansOfJobs = None,
     share: Share = 0.2,
+    mixes: MixFile = None,
     json: Json = False,
 ) -> None:
     """Say which of some jobs to start now, on which nodes, and why the others wait.
@@ -49,15 +51,17 @@ def place(
 
     rule = Policy.parse(policy)
     grounds = Grounds.of(Cluster.load(cluster))
-    timed = requests_of(read_trace(jobs), grounds)
+    waiting = read_trace(jobs)
+    table = asked_mixes(waiting, grounds.cluster, mixes, shown=not json)
+    timed = requests_of(waiting, grounds, mixes=table)
     habits = habits_of(plan or [], [request.job for _, request in timed])
     requests = [request for _, request in that_fit(grounds, timed, habits)]
     network = shared_network(grounds, traffic, share, habits)
     if until is not None and not until > 0:
         raise InputError(f"--until: {until:g} s; give more than 0")
     placed = place_now(
-        grounds, rule, requests, busy=_nodes(grounds, "--busy", busy),
-        busy_s=until, down=_nodes(grounds, "--down", down), network=network,
+        grounds, rule, requests, busy=node_numbers(grounds, "--busy", busy),
+        busy_s=until, down=node_numbers(grounds, "--down", down), network=network,
     )  # fmt: skip
     starts = {one.job: one.allocation.mask for one in placed if one.allocation is not None}
     turns = [] if network is None else network.turns(starts)
@@ -79,7 +83,8 @@ def _later(seconds: float) -> str:
     return f"begins {seconds_text(seconds)} later" if seconds > 0 else "begins"
 
 
-def _nodes(grounds: Grounds, option: str, texts: list[str] | None) -> list[int]:
+def node_numbers(grounds: Grounds, option: str, texts: list[str] | None) -> list[int]:
+    """Return nodes by number over all pools, as an option names them."""
     from tutti.hardware.node_list import check_chosen, parse_nodes
 
     if not texts:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tutti.cli.fleet.jobs_of_models import MixFile, asked_mixes
 from tutti.cli.fleet.traffic import PlansOfJobs, Share, Traffic, habits_of, shared_network, that_fit
 from tutti.cli.shared.output import Json, print_json, print_rich
 from tutti.cli.shared.progress import progress_bar
@@ -51,6 +52,7 @@ def simulate(
     mtbf: Annotated[
         float | None, typer.Option(help="Hours between failures of one node.", metavar="HOURS")
     ] = None,
+    mixes: MixFile = None,
     html: Annotated[Path | None, typer.Option(help="Write a page: nodes × time by job.")] = None,
     json: Json = False,
 ) -> None:
@@ -71,7 +73,10 @@ def simulate(
     for name, value in (("--checkpoint", checkpoint), ("--restart", restart)):
         if not value >= 0:
             raise InputError(f"{name}: {value:g} s; give 0 or more")
-    requests = requests_of(replayed, grounds, checkpoint_s=checkpoint, restart_s=restart)
+    table = asked_mixes(replayed, grounds.cluster, mixes, shown=not json)
+    requests = requests_of(
+        replayed, grounds, checkpoint_s=checkpoint, restart_s=restart, mixes=table
+    )
     habits = habits_of(plan or [], [request.job for _, request in requests])
     requests = that_fit(grounds, requests, habits)
     histories, rows = [], []
