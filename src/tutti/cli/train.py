@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NEWEST = "newest"  # what --resume alone means
 IF_ANY = "if-any"  # for launchers, which cannot know
+LARGEST_ERROR = 0.2  # of a predicted step, above which the summary says what helps
 
 
 Config = Annotated[
@@ -116,7 +117,7 @@ def train(
     if json:
         print_json(result.to_document())
     else:
-        print_rich(*_summary(result))
+        print_rich(*_summary(result), *doubts(result, job))
     result.require_finished()
 
 
@@ -228,6 +229,38 @@ def _run(
 
     with LiveRun(job, wanted=not quiet) as live:
         return run_local(job, resume=resume, overwrite=overwrite, listener=live.hear, port=port)
+
+
+def doubts(result: TrainResult, job: Job) -> list[str]:
+    """Return why the run's times, or their prediction, say little, and what helps."""
+    from tutti.observe.history import read_run
+
+    if result.predicted_s is None or not result.losses:
+        return []
+    run = read_run(result.output)
+    if run.emulated and not run.counts:
+        return [
+            f"the host fell behind the emulated chips by {run.overrun:.0%}: these times do not "
+            "count; run fewer things beside it, or emulate slower chips"
+        ]
+    error = abs(result.predicted_s / result.seconds_per_step - 1.0)
+    if error <= LARGEST_ERROR or job.config.job.chip_profiles:
+        return []
+    asked = job.plan.job
+    core = " --device cpu --threads 1" if run.emulated else ""  # a chip is a part of a core
+    return [
+        "predicted without a profile of this machine; this measures it, and predicts by it:",
+        f"  tutti profile {job.config.model} --dtype {asked.precision.stream.value}{core} "
+        f"--sequence-length {asked.sequence_length} --tokens {_micro_batches(job)} -o here.json",
+        "  tutti train … --set job.chip_profiles=\\[here.json]",
+    ]
+
+
+def _micro_batches(job: Job) -> str:
+    """Return the tokens of the plan's micro-batches, as `tutti profile` takes them."""
+    plan = job.plan
+    sequences = {replica.sequences for _, _, stage in plan.stages() for replica in stage.replicas}
+    return ",".join(str(n * plan.job.sequence_length) for n in sorted(sequences))
 
 
 def _summary(result: TrainResult) -> list[str]:
