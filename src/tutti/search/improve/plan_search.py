@@ -5,7 +5,8 @@ at first, more where nothing has helped yet. One in which nothing helps waits un
 changed the plan. Work that helped is given back, up to a limit: a search that gains goes on. Of a
 long step the beginning is simulated, as in the search before it, and the whole step once a move is
 to be taken; whole steps of what was nearly as good by its beginning are simulated in their turn.
-Work is counted in instructions, never timed.
+A plan whose passes alone take longer than the best plan is not simulated, and costs no work. Work
+is counted in instructions, never timed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tutti.plan.plan import Pipeline, Plan
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.plan.wide_units import chosen_wide_units, with_wide_units
 from tutti.schedule.check import check_schedule
+from tutti.search.improve.least_time import LeastTime
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.improve.stage_moves import STAGE_MOVES
@@ -99,6 +101,13 @@ class PlanSearch:
     _known: dict[object, float | None] = field(default_factory=dict)  # by short steps
     # Plans that short steps found nearly as good as one: how much longer, by that one.
     _near: dict[object, list[tuple[float, Plan]]] = field(default_factory=dict)
+    _least: LeastTime = field(init=False)
+
+    def __post_init__(self) -> None:
+        tables = self.simulator.tables
+        self._least = LeastTime(
+            tables.problem.model, tables.problem.cluster, tables.prices, tables.sources.kernels
+        )
 
     @property
     def is_spent(self) -> bool:
@@ -189,7 +198,7 @@ class PlanSearch:
         `now` is what the best is worth by its own short steps, where it has some.
         """
         plan = self._widened(plan, best.plan)
-        if self.is_spent or not self._is_new(plan):
+        if self.is_spent or not self._is_new(plan) or self._takes_longer(plan, best):
             return None
         counts = _short_counts(plan)
         if counts is not None and now is not None:
@@ -220,6 +229,13 @@ class PlanSearch:
         self._tried.add(key)
         problem = self.simulator.tables.problem
         return plan_in_space(plan, problem) and not check_plan(plan, problem.model, problem.cluster)
+
+    def _takes_longer(self, plan: Plan, best: Standing) -> bool:
+        """Tell whether a plan's passes alone take as long as the best plan: nothing to simulate."""
+        same_chips = plan.idle == best.plan.idle
+        slowdown = best.estimate.priced.slowdown if same_chips else 1.0
+        least = slowdown * self._least.seconds(plan)
+        return self.worth(plan, least) >= best.worth * (1.0 - THRESHOLDS.least_gain)
 
     def _whole(self, plan: Plan, best: Standing) -> Standing | None:
         """Return a plan with its price where it is better than the best."""
