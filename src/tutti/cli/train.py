@@ -237,7 +237,10 @@ def doubts(result: TrainResult, job: Job) -> list[str]:
 
     if result.predicted_s is None or not result.losses:
         return []
-    run = read_run(result.output)
+    try:
+        run = read_run(result.output)
+    except InputError:  # a note is no reason for a run to fail that is done
+        return []
     if run.emulated and not run.counts:
         return [
             f"the host fell behind the emulated chips by {run.overrun:.0%}: these times do not "
