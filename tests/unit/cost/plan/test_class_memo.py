@@ -7,15 +7,23 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.plans import NODES, plans
+from tests.support.plans import NODES, plans, small_model
 from tutti.bench.judge.changes import single_changes
+from tutti.cost.plan import class_memo
+from tutti.document import Place
 from tutti.errors import TuttiError
+from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossKind, CrossLink, Tier
-from tutti.plan.check import check_plan
+from tutti.models.parameters import ParameterClass
+from tutti.plan.check import check_plan, require_valid
+from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster, refer_to_model
+from tutti.plan.job import Job
+from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Replica, Stage, Synchronisation
 from tutti.simulate.estimate import PricingMemo, estimate
 
 FEW = settings(max_examples=max(6, settings.default.max_examples // 15))
@@ -112,3 +120,75 @@ def test_prices_with_a_memo_are_those_without(plan, fabric, seed):
 @given(plan=plans().filter(spreads), fabric=st.sampled_from(FABRICS), seed=st.integers(0, 999))
 def test_prices_of_spread_experts_with_a_memo_are_those_without(plan, fabric, seed):
     assert compared(on_fabric(plan, fabric), random.Random(seed), PLANS_EACH)["spread"]
+
+
+# Two pipelines hold all units. Only the second one changes, and with it what the first one's
+# gradients and parameters meet: (chips of its two stages, what differs).
+FIRST, NEAR, FAR = ("a/0/0-3", "a/1/0-3"), ("a/0/4-7", "a/1/4-7"), ("a/2/0-3", "a/2/4-7")
+SECOND = {
+    "where it lies": (FAR, {}),
+    "tensor for data parallelism": (NEAR, {"tp": 1}),
+    "where the model is cut": (NEAR, {"cut": 4}),
+    "how experts are spread": (NEAR, {"experts": 4}),
+}
+
+
+def two_pipelines(level, chips, *, cut=2, tp=2, experts=2):
+    """Return a plan of two pipelines of two stages, the first one always the same."""
+    model = small_model(4, experts_in=(0, 1, 2, 3))
+    model = replace(
+        model, hidden=WIDTH, max_length=LENGTH, embedding=replace(model.embedding, dim=WIDTH)
+    )
+    # One pool: over links between pools, keys hold the whole plan anyway.
+    pool = {"name": "a", "chip": "A800", "chips_per_node": 8, "nodes": 3}
+    cluster = Cluster.from_document({"name": "one", "pools": [pool]}, Place("one"))
+
+    def pipeline(chips, cut, tp, experts):
+        spread = (ExpertGroup(chips=experts, count=4 // experts),)
+        replicas = [
+            Replica(chips=ChipSet.of(some), tp=tp, count=4 // tp, sequences=tp) for some in chips
+        ]
+        units = ((0, cut), (cut, model.num_units))
+        stages = tuple(
+            Stage(units=(span,), replicas=(replica,), experts=spread)
+            for span, replica in zip(units, replicas, strict=True)
+        )
+        return Pipeline(micro_batch=4, micro_batches=3, stages=stages)
+
+    both = (pipeline(FIRST, 3, 2, 2), pipeline(chips, cut, tp, experts))
+    used = {chip for each in both for stage in each.stages for chip in stage.chips}
+    every = set(ChipSet.of("a/0-2/0-7"))
+    rules = tuple(
+        Synchronisation(units=(0, model.num_units), parameter_class=kind, shard_level=level)
+        for kind in ParameterClass
+    )
+    plan = Plan(
+        model=refer_to_model(model),
+        cluster=refer_to_cluster(cluster),
+        job=Job(sequence_length=LENGTH, global_batch=24),
+        pipelines=both,
+        synchronisation=rules,
+        idle=ChipSet.from_ids(sorted(every - used)),
+    )
+    require_valid(plan)
+    return plan
+
+
+def after(plan, changed):
+    """Return prices of a plan, looked up by a memo that has seen another, and those anew."""
+    memo = PricingMemo.empty()
+    estimate(plan, memo=memo)
+    return estimate(changed, memo=memo), estimate(changed)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("what", SECOND)
+def test_a_class_is_priced_anew_when_others_who_hold_its_units_change(what, level, monkeypatch):
+    """And a memo that forgot to ask who holds them would say something else."""
+    plan = two_pipelines(level, NEAR)
+    chips, differs = SECOND[what]
+    changed = two_pipelines(level, chips, **differs)
+    assert_the_same(*after(plan, changed), what)
+    monkeypatch.setattr(class_memo, "_holders", lambda stage, shared: ())
+    with pytest.raises(AssertionError):
+        assert_the_same(*after(plan, changed), what)
