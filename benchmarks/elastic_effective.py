@@ -1,11 +1,14 @@
 """Effective training time under random deaths: seconds in steps that were kept ÷ wall.
 
     python -m benchmarks.elastic_effective [--minutes 10] [--every 60] [--hangs 0.2] [--seed 0]
+        [--torchrun]
 
 A tiny model on emulated chips of this machine, copies after every step. Every `--every` seconds on
 average (at random) a random rank is killed by SIGKILL, or, with the chance of `--hangs`, stopped by
 SIGSTOP. Steps that were made again count once, as they were made last; what lies between two steps
-(saves, figures) does not count, as it does not in an undisturbed run, which comes first.
+(saves, figures) does not count, as it does not in an undisturbed run, which comes first. With
+`--torchrun` a job under torchrun (`elastic_torchrun`) has the same faults at the same time, beside
+ours on the same cores.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic_faults import run, write_job
+from benchmarks.elastic_torchrun import Run as TorchRun
+from benchmarks.elastic_torchrun import effective
 from tutti.elastic.agent_settings import IN_MEMORY
 from tutti.elastic.join import JOB_FILE
 from tutti.elastic.journal import read_journal
@@ -95,6 +100,18 @@ class Reaper:
         self.deaths += not hang
 
 
+def beside(
+    folder: Path, given: argparse.Namespace, step_s: float, stack: contextlib.ExitStack
+) -> None:
+    """Run torchrun with the same faults, until the end of a block."""
+    folder.mkdir()
+    peer = TorchRun(folder, given.ranks, step_s)
+    stack.callback(peer.close)
+    thread = threading.Thread(target=effective, args=(peer, given))
+    stack.callback(thread.join)
+    thread.start()
+
+
 def main() -> None:
     """Run, and print the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,6 +120,7 @@ def main() -> None:
     parser.add_argument("--hangs", type=float, default=0.0, help="share of deaths that are hangs")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torchrun", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -111,9 +129,12 @@ def main() -> None:
         run(folder, "calm", steps=CALIBRATED, elastic=elastic)
         calm = [float(record["seconds"]) for record in records(folder / "calm")]
         calm_s = statistics.median(calm[3:])
-        reaper = Reaper(folder / "run", given)
-        run(folder, "run", steps=1_000_000, elastic=elastic)
-        reaper.thread.join()
+        with contextlib.ExitStack() as stack:
+            if given.torchrun:
+                beside(folder / "torchrun", given, calm_s, stack)
+            reaper = Reaper(folder / "run", given)
+            run(folder, "run", steps=1_000_000, elastic=elastic)
+            reaper.thread.join()
         generations = [e for e in read_journal(folder / "run") if e.phase == "entering"]
     wall = reaper.span[1] - reaper.span[0]
     print(

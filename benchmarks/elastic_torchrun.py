@@ -93,10 +93,10 @@ class Run:
             time.sleep(0.01)
         return True
 
-    def kill(self, rank: int) -> float:
-        """Kill a rank; return when."""
+    def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> float:
+        """Kill a rank, or stop it; return when."""
         at = time.time()
-        os.kill(int((self.folder / f"pid-{rank}").read_text(encoding="ascii")), signal.SIGKILL)
+        os.kill(int((self.folder / f"pid-{rank}").read_text(encoding="ascii")), how)
         return at
 
     def close(self) -> None:
@@ -124,11 +124,14 @@ def kills(run: Run, count: int, limit_s: float) -> None:
 
 
 def effective(run: Run, given: argparse.Namespace) -> None:
-    """Kill random ranks now and then, and print the share of time in steps that were kept."""
+    """Kill random ranks now and then, and print the share of time in steps that were kept.
+
+    With `given.hangs`, that share of them is stopped, which only gloo's time-out notices.
+    """
     if not run.until(3, 120):
         raise SystemExit("torchrun does not start")
     chance = random.Random(given.seed)
-    began, deaths = time.time(), 0
+    began, deaths, hangs = time.time(), 0, 0
     first = run.steps()[-1][0]
     due = began + chance.expovariate(1 / given.every)
     while time.time() < began + 60 * given.minutes:
@@ -136,15 +139,17 @@ def effective(run: Run, given: argparse.Namespace) -> None:
         if time.time() >= due:
             due = time.time() + chance.expovariate(1 / given.every)
             try:
-                run.kill(chance.randrange(run.ranks))
-                deaths += 1
+                rank, hang = chance.randrange(run.ranks), chance.random() < given.hangs
+                run.kill(rank, signal.SIGSTOP if hang else signal.SIGKILL)
+                deaths, hangs = deaths + (not hang), hangs + hang
             except ProcessLookupError:
                 pass  # all are being started again
     wall = time.time() - began
     kept = run.steps()[-1][0] - first
     print(
-        f"torchrun: {deaths} deaths in {wall:.0f} s; {kept} steps kept of {given.step_s} s: "
-        f"{kept * given.step_s / wall:.1%} of the time"
+        f"torchrun: {deaths} deaths, {hangs} hangs in {wall:.0f} s; {kept} steps kept of "
+        f"{run.step_s:.3f} s: {kept * run.step_s / wall:.1%} of the time",
+        flush=True,
     )
 
 
@@ -156,6 +161,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.2)
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--every", type=float, default=60.0)
+    parser.add_argument("--hangs", type=float, default=0.0, help="share of deaths that are hangs")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

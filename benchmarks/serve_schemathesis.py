@@ -1,11 +1,13 @@
 """schemathesis against `tutti serve`: examples of every route of our OpenAPI, right and wrong ones.
 
-Needs schemathesis (`pip install schemathesis`) and a model folder with a tokenizer; works offline.
+Needs schemathesis (`pip install schemathesis`, or a Python that has it: `--python`) and a model
+folder with a tokenizer; works offline.
 What a schema cannot say (a prompt longer than the context, a token that the vocabulary does not
 have, a grammar that is none) may be refused with 400; all else is schemathesis's own rule: no 5xx,
 no status or body that is not described, nothing that breaks the schema is accepted.
 
     python benchmarks/serve_schemathesis.py FOLDER [--examples 1000] [--route /v1/completions]
+        [--python VENV/bin/python]
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ expected-statuses = ["2xx", "400", "401", "403", "404", "409", "413", "429"]
 RUN = "from schemathesis.cli import schemathesis; schemathesis()"
 
 
-def tried(url: str, route: str, examples: int, config: Path) -> tuple[bool, str]:
+def tried(python: str, url: str, route: str, examples: int, config: Path) -> tuple[bool, str]:
     """Return whether a route withstood, and what schemathesis wrote."""
     command = [
-        sys.executable, "-c", RUN, "--config-file", str(config), "run", f"{url}/openapi.json",
+        python, "-c", RUN, "--config-file", str(config), "run", f"{url}/openapi.json",
         "--include-path", route, "--max-examples", str(examples), "--phases", "fuzzing",
         "--continue-on-failure", "--suppress-health-check", "all", "--request-timeout", "60",
     ]  # fmt: skip
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--route", action="append", help="several; all")
+    parser.add_argument("--python", default=sys.executable, help="one that has schemathesis")
     given = parser.parse_args()
     command = [sys.executable, "-m", "tutti.cli.main", "serve", given.folder, "--port", "0"]
     server = subprocess.Popen(
@@ -66,7 +69,7 @@ def main() -> None:
             config.write_text(CONFIG)
             for route in given.route or ROUTES:
                 began = time.perf_counter()
-                good, text = tried(url, route, given.examples, config)
+                good, text = tried(given.python, url, route, given.examples, config)
                 count = next(iter(re.findall(r"(\d+) generated", text)), "?")
                 took = time.perf_counter() - began
                 said = "no failure" if good else "FAILED"

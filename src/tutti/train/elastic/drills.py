@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -55,10 +56,17 @@ def install(worker: Worker, drills: Sequence[DrillConfig], folder: Path, chip: s
         for drill in slow:
             now = drill.step <= step and (not drill.until or step <= drill.until)
             if now and entry.lane is Lane.COMPUTE:
-                time.sleep((drill.factor - 1) * (time.perf_counter() - began))
+                factor = _factor(drill, chip, step)
+                time.sleep(max(factor - 1, 0.0) * (time.perf_counter() - began))
         return handle
 
     engine.around = around
+
+
+def _factor(drill: DrillConfig, chip: str, step: int) -> float:
+    """Return how much slower a chip is in a step; the same whenever the step is made."""
+    drawn = random.Random(f"{chip} {step}").gauss(0.0, drill.spread)
+    return drill.factor * (1 + drawn)
 
 
 def _first(mark: Path) -> bool:

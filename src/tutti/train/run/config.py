@@ -166,6 +166,7 @@ class DrillConfig:
     instruction: Natural = 0  # of the rank's list
     chip: str = ""  # POOL/NODE/SLOT instead of a rank: a slow chip keeps its place
     factor: Annotated[float, AtLeast(1)] = 1.5  # of a slow chip: times as long as it would take
+    spread: Annotated[float, AtLeast(0)] = 0.0  # of its factor, from step to step, as a share
     until: Natural = 0  # the last step in which it is slow; 0: to the end
 
 

@@ -1,0 +1,182 @@
+"""Runs on chips that come, go and change their speed, beside what a uniform restart would do.
+
+    python -m benchmarks.elastic_adapts lost    # a fast chip is drained, and comes back
+    python -m benchmarks.elastic_adapts slow    # a fast chip slows 1.5 times, and recovers
+    python -m benchmarks.elastic_adapts noise   # 500 steps whose compute times vary by 5 %
+
+Emulated chips of speeds 4:4:2:1, real arithmetic and real messages. Prints seconds per step as they
+were, as the chips were due to take them (which a busy machine does not change), and as predicted;
+what was decided; and how far the host fell behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.timed_chips import Watched, emulated_s, job_of, overrun, run_beside, write
+from tutti.elastic.journal import Entry
+from tutti.elastic.operator_requests import OperatorRequest, wish
+from tutti.plan.files import load_plan
+from tutti.plan.plan import Plan
+from tutti.search.planner import plan_uniform
+from tutti.train.elastic.better_plan import find_better, parts_of, position_of
+from tutti.train.run.planning import Job, prepared, problem_of
+from tutti.train.run.trainer import run_local
+
+FAST = "fast/0/1"  # the chip that things happen to
+OTHERS = ("fast/0/0", "middle/0/0", "slow/0/0")
+JOB = {"global_batch": 96, "sequence_length": 32, "precision": "fp32", "tp_max": 1, "max_stages": 1}
+SLOWED, FACTOR = 30, 1.5
+
+
+def predicted_s(job: Job, plan: Plan) -> float:
+    """Return what the cost model says of a step under a plan."""
+    return replace(job, plan=plan).predicted().step_seconds
+
+
+def told(name: str, records: list[dict[str, Any]], step_s: float, forecast_s: float) -> float:
+    """Print a line; return the emulated seconds of a step."""
+    due = emulated_s(records)
+    print(
+        f"{name}: {step_s:.3f} s a step, {due:.3f} s due, predicted {forecast_s:.3f} s "
+        f"({due / forecast_s - 1:+.1%}); overrun {overrun(records):.1%}",
+        flush=True,
+    )
+    return due
+
+
+def decisions(entries: Iterable[Entry], first: int = 0) -> list[Entry]:
+    """Print what was decided; return it."""
+    kept = [entry for entry in entries if (entry.step or 0) >= first]
+    for entry in kept:
+        print(f"  step {entry.step}, generation {entry.generation}, {entry.phase}: {entry.why}")
+    return kept
+
+
+def plans_of(folder: Path) -> list[Plan]:
+    """Return the plans of a run's generations, in their order."""
+    names = [entry.plan for entry in Watched(folder).entries() if entry.phase == "entering"]
+    return [load_plan(folder / name) for name in names]
+
+
+def running(watched: Watched, ranks: int) -> bool:
+    """Tell whether so many ranks train."""
+    entries = watched.entries()
+    sizes = [len(entry.ranks) for entry in entries if entry.phase == "entering"]
+    return bool(entries) and entries[-1].phase == "running" and sizes[-1] == ranks
+
+
+def lost(folder: Path, unit: int, steps: int) -> None:
+    """Drain a fast chip and take it back; beside it the uniform plan of the three that are left."""
+    write(folder, unit)
+    job = job_of(folder, "run", elastic={}, job=JOB)
+    watched = Watched(job.config.folder)
+    run_beside(job, watched, [
+        lambda: watched.until(lambda: len(watched.records()) > 3),
+        lambda: watched.steps("before", steps),
+        lambda: wish(watched.folder, OperatorRequest(kind="drain", place=FAST)),
+        lambda: watched.decided("replanned", "stays", after=len(watched.entries())),
+        lambda: watched.until(lambda: running(watched, 3)),
+        lambda: watched.steps("without", steps),
+        lambda: wish(watched.folder, OperatorRequest(kind="add", place=FAST)),
+        lambda: watched.until(lambda: running(watched, 4)),
+        lambda: watched.steps("back", steps),
+    ])  # fmt: skip
+    plans = plans_of(job.config.folder)
+    adapted = [plan for plan in plans if plan.num_ranks == len(OTHERS)][-1]
+    due = {
+        name: told(name, watched.marked(name), watched.step_s(name), predicted_s(job, plan))
+        for name, plan in (("before", plans[0]), ("without", adapted), ("back", plans[-1]))
+    }
+    parts = parts_of(job, {position_of(chip) for chip in OTHERS}, {})
+    uniform = plan_uniform(problem_of(job.config, job.spec, parts.cluster))
+    assert not isinstance(uniform, str), uniform
+    plan = parts.to_real(uniform.plan)
+    alike = prepared(job_of(folder, "uniform", steps=8, job=JOB).config, plan, job.spec)
+    slow_s = run_local(alike).seconds_per_step
+    restarted = Watched(alike.config.folder).records()[2:]
+    uniform_s = told("uniform restart", restarted, slow_s, predicted_s(alike, plan))
+    print(f"planned over a uniform restart: {uniform_s / due['without']:.2f} times (2.33 possible)")
+    records = watched.records()
+    calm = prepared(job_of(folder, "calm", steps=len(records), job=JOB).config, plans[0], job.spec)
+    losses = run_local(calm).losses
+    worst = max(abs(r["loss"] - loss) / loss for r, loss in zip(records, losses, strict=True))
+    print(f"losses of {len(records)} steps as in an undisturbed run: within {worst:.1e}")
+    decisions(watched.entries())
+
+
+def slow(folder: Path, unit: int, steps: int) -> None:
+    """Slow a fast chip, and let it recover."""
+    write(folder, unit)
+    until = SLOWED + 10 + 6 * steps
+    drill = {"fault": "slow", "chip": FAST, "step": SLOWED, "factor": FACTOR, "until": until}
+    job = job_of(folder, "run", elastic={"drill": [drill]}, job=JOB)
+    watched = Watched(job.config.folder)
+
+    def noted(phase: str) -> list[Entry]:
+        return [entry for entry in watched.entries() if entry.phase == phase]
+
+    run_beside(job, watched, [
+        lambda: watched.until(lambda: len(watched.records()) > 12),
+        lambda: watched.steps("before", steps),
+        lambda: watched.until(lambda: len(watched.records()) > SLOWED),
+        lambda: watched.steps("slow", 4),
+        lambda: watched.until(lambda: noted("replanned") or noted("stays")),
+        lambda: watched.until(lambda: running(watched, 4)),
+        lambda: watched.steps("shifted", steps),
+        lambda: watched.until(lambda: noted("well again")),
+        lambda: watched.until(lambda: len(noted("replanned")) > 1),
+        lambda: watched.until(lambda: running(watched, 4)),
+        lambda: watched.steps("back", steps),
+    ])  # fmt: skip
+    first, *_ = plans_of(job.config.folder)
+    chips = [FAST, *OTHERS]
+    for name in watched.marks:
+        own = watched.marked(name)
+        print(f"{name}: {watched.step_s(name):.3f} s a step, overrun {overrun(own):.1%}")
+    better = find_better(job, first, chips, {FAST: FACTOR})
+    assert better.staying_s is not None
+    forecast = 1 - better.step_s / better.staying_s
+    gain = 1 - watched.step_s("shifted") / watched.step_s("slow")
+    print(f"gain {gain:.1%} of a step's time, forecast {forecast:.1%}: {gain / forecast:.0%} of it")
+    seen = noted("slow")[0].step or 0
+    well = noted("well again")[0].step or 0
+    print(f"slow from step {SLOWED} on, named at {seen}; well from {until + 1} on, told at {well}")
+    decisions(watched.entries(), first=SLOWED)
+
+
+def noise(folder: Path, unit: int, _steps: int) -> None:
+    """Let every chip's passes vary by 5 %, for 500 steps."""
+    write(folder, unit)
+    drills = [
+        {"fault": "slow", "chip": chip, "factor": 1.15, "spread": 0.05} for chip in (FAST, *OTHERS)
+    ]
+    job = job_of(folder, "run", elastic={"drill": drills}, job=JOB, steps=500)
+    watched = Watched(job.config.folder)
+    run_local(job)
+    records = watched.records()
+    switches = sum(entry.phase == "entering" for entry in watched.entries()) - 1
+    print(f"{len(records)} steps, overrun {overrun(records):.1%}: {switches} switches")
+    decisions(watched.entries())
+
+
+def main() -> None:
+    """Run one of them, and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["lost", "slow", "noise"])
+    parser.add_argument("--unit", type=int, default=5_000, help="MFLOP/s of the slowest chip")
+    parser.add_argument("--steps", type=int, default=6, help="steps of every part")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        {"lost": lost, "slow": slow, "noise": noise}[given.what](
+            Path(temporary), given.unit, given.steps
+        )
+
+
+if __name__ == "__main__":
+    main()
