@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
 from tutti.errors import hint
 
@@ -20,11 +20,15 @@ LEFT_ALONE = frozenset(
     }
 )  # fmt: skip
 
-Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+# neither `true` nor "1" is a number, and 1 is no `true`
+Flag = Annotated[bool, Strict()]
+Number = Annotated[float, Strict()]
+Integer = Annotated[int, Strict()]
+Temperature = Annotated[Number, Field(ge=0.0, le=2.0)]
+Share = Annotated[Number, Field(ge=0.0, le=1.0)]
+Penalty = Annotated[Number, Field(ge=-2.0, le=2.0)]
 Stop = str | list[str] | None
-Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Whole = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
 
 _TEXT = {"type": "string", "minLength": 1}
 _TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -36,7 +40,7 @@ _PROMPTS = [
 ]
 # what is empty is refused by a line of our own, and not by pydantic's for each of the kinds
 Prompts = Annotated[
-    str | list[str] | list[int] | list[list[int]], WithJsonSchema({"anyOf": _PROMPTS})
+    str | list[str] | list[Integer] | list[list[Integer]], WithJsonSchema({"anyOf": _PROMPTS})
 ]
 
 
@@ -68,7 +72,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: bool = False
+    include_usage: Flag = False
 
 
 class JsonSchema(BaseModel):
@@ -77,8 +81,8 @@ class JsonSchema(BaseModel):
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     name: str = "answer"
-    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
-    strict: bool | None = None
+    schema_: dict[str, Any] | Flag = Field(default_factory=dict, alias="schema")
+    strict: Flag | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -99,24 +103,24 @@ class Sampled(Asked):
 
     frequency_penalty: Penalty | None = None
     hooks: dict[str, dict[str, Any]] | None = None
-    ignore_eos: bool = False
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    ignore_eos: Flag = False
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100.0, le=100.0)]] | None = None
     max_tokens: Whole | None = None
     min_p: Share = 0.0
     min_tokens: Whole = 0
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=128)] | None = None
     presence_penalty: Penalty | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    priority: Annotated[Integer, Field(ge=-1000, le=1000)] = 0
     regex: str | None = None
     grammar: str | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100.0)] = 1.0
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop = None
     stop_token_ids: list[Whole] | None = None
-    stream: bool | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
+    top_k: Annotated[Integer, Field(ge=-1, le=2**31 - 1)] = 0
     top_p: Share | None = None
     response_format: ResponseFormat | None = None
 
@@ -137,9 +141,9 @@ class CompletionRequest(Sampled):
     """`/v1/completions`."""
 
     prompt: Prompts
-    best_of: int | None = None
-    echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Integer | None = None
+    echo: Flag = False
+    logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
     suffix: str | None = None
 
     @model_validator(mode="after")
@@ -187,15 +191,15 @@ class ChatRequest(Sampled):
     """`/v1/chat/completions`."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    add_generation_prompt: bool = True
+    add_generation_prompt: Flag = True
     chat_template_kwargs: dict[str, Any] | None = None
-    logprobs: bool | None = None
+    logprobs: Flag | None = None
     max_completion_tokens: Whole | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag | None = None
     reasoning_effort: str | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     tools: list[Tool] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
@@ -222,7 +226,7 @@ class EmbeddingRequest(Asked):
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[Integer, Field(ge=1)] | None = None
     pooling: Literal["last", "mean"] = "last"
 
 
@@ -242,7 +246,7 @@ class TokenizeRequest(Asked):
         Field(min_length=1),
         WithJsonSchema({"type": "array", "minItems": 1, "items": {"type": "object"}}),
     ] = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

@@ -1,0 +1,58 @@
+"""What clients may ask for: numbers and switches are what they say, in every field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tutti.server.openai import requests
+from tutti.server.openai.requests import Asked
+
+LEAST: dict[str, dict[str, Any]] = {
+    "CompletionRequest": {"prompt": "a"},
+    "ChatRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "EmbeddingRequest": {"input": "a"},
+    "TokenizeRequest": {"prompt": "a"},
+    "DetokenizeRequest": {"tokens": [1]},
+}
+OTHERS = {
+    "integer": [True, "1", 1.5], "number": [True, "0.5"], "boolean": [1, "true", "yes", 0.0],
+}  # fmt: skip
+
+
+def kinds(schema: dict[str, Any]) -> set[str]:
+    """Return the plain types that a field may have."""
+    return {part["type"] for part in (schema, *schema.get("anyOf", ())) if "type" in part}
+
+
+def cases() -> list[tuple[str, str, object]]:
+    found = []
+    for name in LEAST:
+        fields = getattr(requests, name).model_json_schema()["properties"]
+        for field, schema in fields.items():
+            for kind in kinds(schema) & set(OTHERS):
+                found += [(name, field, value) for value in OTHERS[kind]]
+            if "array" in kinds(schema) and field != "messages":
+                found += [(name, field, [value]) for value in (True, 1.5, None)]
+    return found
+
+
+def test_least_requests_are_taken() -> None:
+    for name, body in LEAST.items():
+        getattr(requests, name)(**body)
+    assert len(cases()) > 80
+
+
+@pytest.mark.parametrize(("name", "field", "value"), cases())
+def test_no_value_is_taken_for_another(name: str, field: str, value: object) -> None:
+    kind: type[Asked] = getattr(requests, name)
+    with pytest.raises(ValidationError) as refused:
+        kind(**{**LEAST[name], field: value})
+    assert field in str(refused.value)
+
+
+def test_whole_numbers_are_numbers() -> None:
+    asked = requests.CompletionRequest(prompt=[1, 2], temperature=1, logit_bias={"3": -5})
+    assert (asked.temperature, asked.logit_bias, asked.prompt) == (1.0, {"3": -5.0}, [1, 2])
