@@ -145,6 +145,18 @@ def two(**link: object) -> dict[str, object]:
     }
 
 
+APART = {
+    "name": "apart",
+    "nodes": [
+        {"name": name, "chip": chip, "num_chips": 1, "host": {
+            "cores": 12, "memory_bytes": "85 GiB", "memory_bandwidth": "80 GB/s",
+            "device_bandwidth": "12 GB/s"}}
+        for name, chip in (("a", "A100-40"), ("b", "L4"))
+    ],
+    "pools": [{"name": "one", "node": "a", "nodes": 1}, {"name": "two", "node": "b", "nodes": 1}],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -190,6 +202,7 @@ def two(**link: object) -> dict[str, object]:
          "from the leaf upwards"),
         (one() | {"fabric": {"tiers": [{"name": "a", "oversubscription": 0.5}]}}, "at least 1"),
         (one() | {"fabric": {"tires": []}}, "did you mean 'tiers'"),
+        (APART, "'one' and 'two' cannot meet: pool 'one' has chips without a NIC; add 'nics', or"),
     ],
 )  # fmt: skip
 def test_bad_files_are_one_line(document: object, message: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from tests.support.served import write_tokenizer
+from tutti.huggingface.tokenizer import open_tokenizer
 from tutti.server.openai import requests
+from tutti.server.openai.errors import ApiError
 from tutti.server.openai.requests import Asked
+from tutti.server.openai.sampling import conversation
 
 LEAST: dict[str, dict[str, Any]] = {
     "CompletionRequest": {"prompt": "a"},
@@ -56,3 +61,17 @@ def test_no_value_is_taken_for_another(name: str, field: str, value: object) -> 
 def test_whole_numbers_are_numbers() -> None:
     asked = requests.CompletionRequest(prompt=[1, 2], temperature=1, logit_bias={"3": -5})
     assert (asked.temperature, asked.logit_bias, asked.prompt) == (1.0, {"3": -5.0}, [1, 2])
+
+
+def test_a_chat_without_a_template_or_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    about = tmp_path / "tokenizer_config.json"
+    about.write_text('{"eos_token": "<|im_end|>"}', encoding="utf-8")
+    asked = requests.ChatRequest(**LEAST["ChatRequest"])
+    with pytest.raises(ApiError) as refused:
+        conversation(asked, open_tokenizer(str(tmp_path)))
+    assert (refused.value.status, str(refused.value)) == (
+        400, "the tokenizer has no chat template; use /v1/completions"
+    )  # fmt: skip
+    with pytest.raises(ApiError, match="the model's folder has no tokenizer: give token ids"):
+        conversation(asked, None)
