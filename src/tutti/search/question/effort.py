@@ -36,6 +36,7 @@ class Effort:
     widest_more: float = 2.0  # times as many at most
     gap_power: float = 1.75
     large_less: int = 5  # times less of it on a large cluster
+    large_widest: float = 6.0  # times as many of these at most: a plan has more fields there
 
     def budget(self, num_chips: int) -> int:
         """Return the instructions that may be simulated."""
@@ -48,8 +49,10 @@ class Effort:
     def local_search(self, num_chips: int, seconds: float, bound: float) -> int:
         """Return the instructions that a local search may simulate: more where more can be won."""
         gap = max(0.0, seconds / bound - 1.0) if bound > 0.0 else self.wide_gap
-        most = self.last_mile // (self.large_less if num_chips >= self.large else 1)
-        return int(most * min(self.widest_more, (gap / self.wide_gap) ** self.gap_power))
+        is_large = num_chips >= self.large
+        most = self.last_mile // (self.large_less if is_large else 1)
+        widest = self.large_widest if is_large else self.widest_more
+        return int(most * min(widest, (gap / self.wide_gap) ** self.gap_power))
 
     def is_wide(self, seconds: float, bound: float) -> bool:
         """Tell whether a step is so far above the bound that further kinds of plans are tried."""
