@@ -23,11 +23,10 @@ settings.register_profile("light", max_examples=50, **_COMMON)
 settings.register_profile(
     "thorough", max_examples=5000, **{**_COMMON, "derandomize": False, "print_blob": True}
 )
-if sys.platform == "linux":  # ranks of `tutti train` in this process: see there
-    from tests.support.warm_ranks import WarmSubprocess
-    from tutti.ranks import local_processes
+if sys.platform == "linux":  # Python commands that tests start are forks: see there
+    from tests.support import warm_commands
 
-    local_processes.subprocess = WarmSubprocess  # type: ignore[assignment]
+    warm_commands.install()
 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "light"))
 

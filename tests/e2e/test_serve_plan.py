@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -19,6 +20,7 @@ httpx = pytest.importorskip("httpx")
 from tests.support.deployed import pipeline, write_folder, write_plan  # noqa: E402
 from tests.support.served import Served  # noqa: E402
 from tests.support.train_job import tutti  # noqa: E402
+from tests.support.warm_commands import started_by  # noqa: E402
 from tutti.plan.serving import Role, Route  # noqa: E402
 from tutti.serve import Engine, SamplingParameters  # noqa: E402
 
@@ -95,16 +97,12 @@ async def streamed(url: str, prompt: list[int], pieces: list[str] | None = None)
 def rank_pids(server: Served, engine: int) -> list[int]:
     """Return the processes of an engine, by rank."""
     found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_text().split("\0")
-            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        if "tutti.server.rank_process" in words and parent == server.process.pid:
+    for pid in started_by(server.process.pid):
+        words = psutil.Process(pid).cmdline()
+        if "tutti.server.rank_process" in words:
             at = words.index("tutti.server.rank_process")
             if words[at + 2] == str(engine):
-                found.append((int(words[at + 4]), int(path.name)))
+                found.append((int(words[at + 4]), pid))
     return [pid for _, pid in sorted(found)]
 
 

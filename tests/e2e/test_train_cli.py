@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.train_job import TUTTI, Capture, tutti, write_job  # noqa: E402
+from tests.support.warm_commands import REAL_START  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.huggingface import open_checkpoint  # noqa: E402
 from tutti.launch.secret import SECRET, new_secret  # noqa: E402
@@ -253,8 +254,10 @@ def until_step(process: subprocess.Popen[str]) -> None:
     ],
 )
 def test_who_is_asked_to_stop_saves_and_is_not_done(
-    here: Path, capsys: Capture, whom: str, number: signal.Signals, code: int
-) -> None:
+    here: Path, capsys: Capture, whom: str, number: signal.Signals, code: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(REAL_START, "1")
     command = [*TUTTI, "train", "train.yaml", "--steps", "4000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

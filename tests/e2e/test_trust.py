@@ -21,6 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.e2e.test_train_cli import TUTTI, write_job  # noqa: E402
+from tests.support.warm_commands import REAL_START  # noqa: E402
 from tests.unit.comm.entry.test_listener import Command, is_closed, receive  # noqa: E402
 from tutti.comm.entry.store import StoreClient  # noqa: E402
 from tutti.comm.entry.trust import REPLY_BYTES, Caller, Key  # noqa: E402
@@ -34,8 +35,9 @@ WRONG = Secret(b"not what the ranks of this job know")
 
 @contextlib.contextmanager
 def started(folder: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Start `tutti train` as a process, which is over afterwards."""
+    """Start `tutti train` as a user does, its ranks below it; it is over afterwards."""
     known = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TUTTI_SECRET")}
+    known[REAL_START] = "1"  # /proc tells how it began
     process = subprocess.Popen(
         [*TUTTI, "train", "train.yaml", *options], cwd=folder, env={**known, **variables},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

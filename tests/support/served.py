@@ -14,8 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import psutil
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tests.support.warm_commands import started_by
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -117,14 +120,9 @@ class Served:
 
     def pid(self, module: str) -> int:
         """Return the process that runs a module of the server's."""
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "cmdline").read_text().split("\0")
-                parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-            if f"tutti.server.{module}" in words and parent == self.process.pid:
-                return int(path.name)
+        for pid in started_by(self.process.pid):
+            if f"tutti.server.{module}" in psutil.Process(pid).cmdline():
+                return pid
         raise AssertionError(f"no {module}")
 
     def metric(self, name: str) -> float:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.elastic_hosts import Hosts
 from tests.support.etcd import EtcdServer
+from tests.support.warm_commands import started_by
 from tutti.bench.beds.namespaces import visiting, why_not
 from tutti.bench.emulated_network import Bed, BedSpec, address
 from tutti.elastic.etcd_follower import LEAD_MODULE
@@ -94,8 +95,8 @@ class Job:
         """Return the process that leads since the first leader was lost."""
         for agent in self.hosts.agents:
             if agent.poll() is None:
-                for child in psutil.Process(agent.pid).children(recursive=True):
-                    if LEAD_MODULE in child.cmdline():
+                for pid in started_by(agent.pid):
+                    if LEAD_MODULE in (child := psutil.Process(pid)).cmdline():
                         return child
         return None
 
