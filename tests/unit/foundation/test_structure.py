@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -28,13 +29,17 @@ def module_name(path: Path) -> str:
 
 
 FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 
 
 def imports() -> dict[str, set[str]]:
     """What each file imports of ours: at its top, in functions, for types."""
     found: dict[str, set[str]] = defaultdict(set)
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tutti"):
                 for alias in node.names:
@@ -63,7 +68,7 @@ def test_no_file_of_tests_is_too_long():
 def test_no_function_is_too_long():
     long = {
         f"{FILES[name].relative_to(SOURCE).as_posix()}:{node.name}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.body[0].lineno + 1 > MOST_FUNCTION_LINES
@@ -73,7 +78,7 @@ def test_no_function_is_too_long():
 
 def test_no_public_class_name_stands_twice_in_a_room():
     rooms: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         room = name.split(".")[1] if "." in name else ""
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

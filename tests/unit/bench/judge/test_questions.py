@@ -1,34 +1,38 @@
 from __future__ import annotations
 
+import functools
 import math
 
-from tutti.bench.judge.questions import MODELS, NUM_DRAWN, draw
+from tutti.bench.judge.questions import MODELS, NUM_DRAWN, DrawnQuestion, draw
 from tutti.bench.judge.variants import forms, more, split_pool
 from tutti.bench.judge.verdict import verdict_of
 
-DRAWN = [draw(number) for number in range(NUM_DRAWN)]
+
+@functools.cache
+def drawn() -> list[DrawnQuestion]:
+    return [draw(number) for number in range(NUM_DRAWN)]
 
 
 def test_questions_are_the_same_every_time():
-    assert [draw(number) for number in (3, 17)] == [DRAWN[3], DRAWN[17]]
+    assert [draw(number) for number in (3, 17)] == [drawn()[3], drawn()[17]]
 
 
 def test_questions_cover_what_they_promise():
     assert len(MODELS) == 12
-    assert {question.model.name for question in DRAWN} >= {"mixtral-8x7b", "smollm2-360m"}
-    assert {len(question.cluster.pools) for question in DRAWN} == {2, 3, 4}
-    chips = [question.cluster.num_chips for question in DRAWN]
+    assert {question.model.name for question in drawn()} >= {"mixtral-8x7b", "smollm2-360m"}
+    assert {len(question.cluster.pools) for question in drawn()} == {2, 3, 4}
+    chips = [question.cluster.num_chips for question in drawn()]
     assert min(chips) <= 3
     assert 256 < max(chips) <= 512
-    assert max(question.sequence_length for question in DRAWN) == 131072
-    assert min(question.global_batch for question in DRAWN) == 8
-    assert any(question.model.num_experts for question in DRAWN)
-    assert any(question.cluster.fabric.links for question in DRAWN)
-    assert any(question.cluster.fabric.oversubscribed for question in DRAWN)
+    assert max(question.sequence_length for question in drawn()) == 131072
+    assert min(question.global_batch for question in drawn()) == 8
+    assert any(question.model.num_experts for question in drawn())
+    assert any(question.cluster.fabric.links for question in drawn())
+    assert any(question.cluster.fabric.oversubscribed for question in drawn())
 
 
 def test_other_forms_are_the_same_chips():
-    for question in DRAWN:
+    for question in drawn():
         for name, cluster in forms(question):
             assert cluster.num_chips == question.cluster.num_chips, name
             assert cluster.memory_bytes == question.cluster.memory_bytes
@@ -46,7 +50,7 @@ def test_other_forms_are_the_same_chips():
 
 
 def test_more_is_more():
-    for question in DRAWN[:40]:
+    for question in drawn()[:40]:
         clusters = dict(more(question))
         assert clusters["memory"].memory_bytes == 1.5 * question.cluster.memory_bytes
         if "a node" in clusters:
