@@ -30,8 +30,8 @@ from tutti.train.run.trainer import run_local
 
 FAST = "fast/0/1"  # the chip that things happen to
 OTHERS = ("fast/0/0", "middle/0/0", "slow/0/0")
-JOB = {"global_batch": 96, "sequence_length": 32, "precision": "fp32", "tp_max": 1, "max_stages": 1}
-SLOWED, FACTOR = 30, 1.5
+JOB = {"global_batch": 96, "sequence_length": 8, "precision": "fp32", "tp_max": 1, "max_stages": 1}
+SLOWED, FACTOR = 18, 1.5
 
 
 def predicted_s(job: Job, plan: Plan) -> float:
@@ -122,7 +122,7 @@ def slow(folder: Path, unit: int, steps: int) -> None:
         return [entry for entry in watched.entries() if entry.phase == phase]
 
     run_beside(job, watched, [
-        lambda: watched.until(lambda: len(watched.records()) > 12),
+        lambda: watched.until(lambda: len(watched.records()) > 8),
         lambda: watched.steps("before", steps),
         lambda: watched.until(lambda: len(watched.records()) > SLOWED),
         lambda: watched.steps("slow", 4),
