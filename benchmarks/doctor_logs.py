@@ -2,11 +2,12 @@
 
     python benchmarks/doctor_logs.py                 # all parts, beside a plain keyword match
     python benchmarks/doctor_logs.py --part first --misses
+    python benchmarks/doctor_logs.py --manual        # single lines that manuals list
     python benchmarks/doctor_logs.py --gigabyte      # CPU seconds and memory for 1 GB of log
 
 The halves are fixed by a hash of each case's source: signatures and confidences were made on the
 first, then the second was scored once. What it taught was put in afterwards; the third part was
-gathered then, to be scored once again, and so were the fourth, the fifth and the sixth.
+gathered then, to be scored once again, and so were the fourth to the seventh.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from tutti.diagnose.logs.reason import diagnose
 from tutti.diagnose.logs.signatures import own_catalog
 
 CASES = Path(__file__).parent / "doctor_cases"
+MANUAL = Path(__file__).parent / "doctor_manual.yaml"
 SURE = 0.8
-PARTS = ("first", "second", "third", "fourth", "fifth", "sixth")
+PARTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 # What an engineer greps for first; the component with most lines wins.
 KEYWORDS = {
     "chip": r"xid|ecc|nvrm|nvlink|amdgpu|gpu is lost|fallen off",
@@ -195,6 +197,32 @@ def print_bins(of: Sequence[tuple[Case, Finding]]) -> None:
             print(f"  {mean:.2f}         {hit}/{len(inside)} = {hit / len(inside):.2f}")
 
 
+def manual_lines() -> list[Case]:
+    """Return the lines of manuals, each a case whose source is the line itself."""
+    return [
+        Case(source=f"{family['layer']}: {line}", component=Component(label).value, log=line + "\n")
+        for family in yaml.safe_load(MANUAL.read_text())
+        for label, lines in family["lines"].items()
+        for line in lines
+    ]
+
+
+def print_manual(*, misses: bool) -> None:
+    """Print how many lines of manuals get the right component, by layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        of = [(case, answered(case, Path(folder))) for case in manual_lines()]
+    for part, words in (("first", "looked at"), ("second", "held out")):
+        mine = [(c, f) for c, f in of if c.part == part]
+        print_score(f"lines of manuals, {words}", score(mine))
+        layers = Counter(c.source.split(":")[0] for c, _ in mine)
+        right = Counter(c.source.split(":")[0] for c, f in mine if c.component == said(f))
+        print("  " + ", ".join(f"{layer} {right[layer]}/{n}" for layer, n in layers.items()))
+        for case, finding in mine if misses and part == "first" else []:
+            if case.component != said(finding):
+                print(f"- {case.component}; said {said(finding)} {finding.confidence:.2f}: "
+                      f"{finding.cause}\n    {case.source}")  # fmt: skip
+
+
 def gigabyte() -> None:
     """Time the doctor on 1 GB of a training log with a fault in it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -220,9 +248,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--misses", action="store_true", help="show the cases that were missed")
+    parser.add_argument("--manual", action="store_true")
     parser.add_argument("--gigabyte", action="store_true")
     parser.add_argument("-o", "--output", type=Path, help="write the scores as JSON")
     arguments = parser.parse_args()
+    if arguments.manual:
+        print_manual(misses=arguments.misses)
+        return
     if arguments.gigabyte:
         gigabyte()
         return
