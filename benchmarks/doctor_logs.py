@@ -3,7 +3,7 @@
     python benchmarks/doctor_logs.py                 # all parts, beside a plain keyword match
     python benchmarks/doctor_logs.py --part first --misses
     python benchmarks/doctor_logs.py --manual        # single lines that manuals list
-    python benchmarks/doctor_logs.py --gigabyte      # CPU seconds and memory for 1 GB of log
+    python benchmarks/doctor_logs.py --gigabytes 1   # CPU seconds and memory; --loud: of trouble
 
 The halves are fixed by a hash of each case's source: signatures and confidences were made on the
 first, then the second was scored once. What it taught was put in afterwards; the third part was
@@ -223,24 +223,40 @@ def print_manual(*, misses: bool) -> None:
                       f"{finding.cause}\n    {case.source}")  # fmt: skip
 
 
-def gigabyte() -> None:
-    """Time the doctor on 1 GB of a training log with a fault in it."""
+FAULT = "[rank0]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+QUIET = (
+    "[2026-01-02 03:04:05] iteration {:>8}/ 900000 | elapsed time per iteration (ms): 812.4"
+    " | lm loss: 2.1 | grad norm: 0.9 | timeout: none\n"
+)
+LOUD = (  # known ones, unknown ones and noise
+    "node{0}:{1}:{1} [{0}] NCCL WARN NET/Socket : peer 10.0.0.{0}<{1}> failed: Connection reset\n",
+    "[2026-01-02 03:04:05,{1}] [rank{0}] WARNING: gave up on shard {1} after {0} retries\n",
+    "Jan  2 03:04:05 node{0} kernel: pcieport 0000:{1:04x}: AER: Corrected error received: {1}\n",
+)
+
+
+def gigabyte(gigabytes: float, *, loud: bool) -> None:
+    """Time the doctor on a training log with a fault at its end, progress or trouble throughout."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank_0.log"
-        line = (
-            "[2026-01-02 03:04:05] iteration {:>8}/ 900000 | elapsed time per iteration (ms): 812.4"
-            " | lm loss: 2.1 | grad norm: 0.9 | timeout: none\n"
-        )
-        block = "".join(line.format(i) for i in range(20_000)).encode()
+        lines = LOUD if loud else (QUIET,)
+        block = "".join(
+            line.format(i % 16, i) if loud else line.format(i)
+            for i in range(20_000)
+            for line in lines
+        ).encode()
         with path.open("wb") as out:
-            while out.tell() < 1 << 30:
+            while out.tell() < gigabytes * (1 << 30):
                 out.write(block)
-            out.write(b"[rank0]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+            out.write(FAULT.encode())
         before = time.process_time()
         finding = diagnose(collect([path], own_catalog()))
         spent = time.process_time() - before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"1 GB: {finding.component.value}, {spent:.1f} CPU s (bar 60), {memory:.0f} MB (bar 300)")
+    print(
+        f"{gigabytes:g} GB, {'loud' if loud else 'quiet'}: {finding.component.value}, "
+        f"{spent:.1f} CPU s (bar 60 for 1 GB), {memory:.0f} MB (bar 300)"
+    )
 
 
 def main() -> None:
@@ -249,14 +265,15 @@ def main() -> None:
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--misses", action="store_true", help="show the cases that were missed")
     parser.add_argument("--manual", action="store_true")
-    parser.add_argument("--gigabyte", action="store_true")
+    parser.add_argument("--gigabytes", type=float, help="time a log of that size instead")
+    parser.add_argument("--loud", action="store_true", help="of which every line is of trouble")
     parser.add_argument("-o", "--output", type=Path, help="write the scores as JSON")
     arguments = parser.parse_args()
     if arguments.manual:
         print_manual(misses=arguments.misses)
         return
-    if arguments.gigabyte:
-        gigabyte()
+    if arguments.gigabytes:
+        gigabyte(arguments.gigabytes, loud=arguments.loud)
         return
     every = cases()
     scores = {}

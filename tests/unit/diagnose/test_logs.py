@@ -277,3 +277,30 @@ def test_every_cause_has_a_remedy_a_component_and_a_source() -> None:
         if one.kind == "cause" and not one.table:
             assert one.remedy, one.name
             assert one.component is not Component.UNDETERMINED, one.name
+
+
+def test_a_fault_in_a_log_that_is_trouble_throughout_is_told(tmp_path: Path) -> None:
+    shapes = [
+        "n{0}:{1}:{1} [{0}] NCCL WARN NET/Socket : peer 10.0.0.{0}<{1}> failed: Connection reset\n",
+        "[rank{0}] WARNING: gave up on shard {1} after {0} retries\n",
+        "an error of kind x{1:x}y in {1:o}z\n",
+    ]
+    flood = [shapes[i % 3].format(i % 16, i) for i in range(60_000)]
+    flood.insert(50_000, "[rank7]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    text = "".join(flood)
+    assert len(text) > gates.SMALL_BYTES
+    found = answer(tmp_path, text)
+    assert (found.component, found.where.ranks) == (Component.CHIP, (7,))
+    assert found.evidence[0].line == 50_001
+
+
+def test_lines_of_one_shape_are_thinned_and_others_are_not() -> None:
+    gate = Gate(["error"], ["cuda error"])
+    block = b"".join(b"cuda error %d\n" % i for i in range(200_000))
+    passed = gate.positions(block, whole_bytes=len(block))
+    assert 32_768 <= len(passed) < 34_000
+    unknown = b"".join(b"error %d\n" % i for i in range(200_000))
+    assert len(gate.positions(unknown, whole_bytes=len(unknown))) == 64
+    assert len(gate.positions(b"a new cuda error\n" * 5, whole_bytes=len(block))) == 5
+    everything = Gate(["error"])
+    assert len(everything.positions(unknown, whole_bytes=len(unknown))) > 32_000

@@ -1,7 +1,7 @@
 """From files to hits: the known lines of some logs, who said them and in which attempt.
 
 Lines are recognised once per kind: a line that differs from an earlier one only in its numbers is
-of the same signature. A signature keeps the first and last hits of each rank, and counts the rest.
+of the same signature. A signature keeps the first hits of each rank and attempt.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ _RESTART = re.compile(
 )
 # each of its alternatives has one of these
 _RESTARTING = ("estart", "RESTART", "REQUEUE", "launch configs", "endezvous", "etry", "RETRY")
+_HEADS = (  # of blocks and of attempts
+    "host  ", "rank  ", " ip: ", "process name", "running at", "exitcode", "exit code",
+    "killed by", "the actor", "restart", "retry attempt",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,6 @@ class Collected:
     """All that the reasoning needs of some logs."""
 
     hits: list[Hit] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
     files: list[LogFile] = field(default_factory=list)
     attempts: int = 1
     ranks: set[int] = field(default_factory=set)
@@ -84,7 +87,7 @@ class _Reader:
         ] = {}  # lines of one shape, and their kind: a shape is found faster
         self.of_a_kind: dict[tuple[str, str], int] = {}
         self.num_unknown = 0
-        self.kept: dict[tuple[str, int | None], int] = {}
+        self.kept: dict[tuple[str, int | None, int], int] = {}
         self.block = Identity()
 
     def begin(self, name: str, file: Identity) -> LogFile:
@@ -167,7 +170,8 @@ class _Reader:
             words = key.split()
             key = " ".join([*words[:4], "…", *words[-2:]])
         if key not in self.kinds:
-            signatures = tuple(one for one in self.catalog.signatures if one.match(text))
+            lower = text.lower()
+            signatures = tuple(one for one in self.catalog.signatures if one.match(text, lower))
             noise = any(one.kind == "noise" for one in signatures)
             self.kinds[key] = None if noise else signatures
         return self.kinds[key]
@@ -178,9 +182,8 @@ class _Reader:
         if not resolved or any(one.kind == "noise" for one, _ in resolved):
             return
         exact, match = max(resolved, key=lambda pair: _precedence(pair[0]))
-        self.into.counts[exact.name] = self.into.counts.get(exact.name, 0) + 1
         who = with_fields(self._who(line.text, file), match.groupdict())
-        key = (exact.name, who.rank)
+        key = (exact.name, who.rank, self.into.attempts)
         if self.kept.get(key, 0) >= _MOST_HITS or len(self.into.hits) >= _MOST_TOTAL:
             return
         self.kept[key] = self.kept.get(key, 0) + 1
@@ -197,12 +200,19 @@ def _precedence(signature: Signature) -> float:
     return signature.specificity
 
 
+def _gate(catalog: Catalog) -> Gate:
+    needed = catalog.needed_texts()
+    if needed is None:
+        return Gate(catalog.words)
+    return Gate(catalog.words, (*needed, *_RESTARTING, *_HEADS))
+
+
 def collect(
     paths: Iterable[Path], catalog: Catalog, *, texts: Mapping[str, bytes] | None = None
 ) -> Collected:
     """Read logs, and return what is known of their lines; `texts` are in no file, by name."""
     files, texts = log_files(list(paths)), texts or {}
-    reader, gate = _Reader(catalog), Gate(catalog.words)
+    reader, gate = _Reader(catalog), _gate(catalog)
     whole = sum(path.stat().st_size for path in files) + sum(map(len, texts.values()))
     for path in files:
         seen = reader.begin(str(path), file := of_file(path))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tutti.diagnose.finding import Component
+from tutti.diagnose.logs.literals import required_literals
 from tutti.document import AtLeast, AtMost, Place, build
 from tutti.errors import InputError
 from tutti.files import parse_yaml, read_text
@@ -57,6 +58,7 @@ class Signature:
     table: str = ""
     ignore_case: bool = False
     compiled: tuple[re.Pattern[str], ...] = field(default=(), init=False, compare=False)
+    texts: tuple[frozenset[str] | None, ...] = field(default=(), init=False, compare=False)
 
     def __post_init__(self) -> None:
         flags = re.IGNORECASE if self.ignore_case else 0
@@ -65,13 +67,17 @@ class Signature:
         except re.error as error:
             raise ValueError(f"signature '{self.name}': pattern {error}") from None
         object.__setattr__(self, "compiled", compiled)
+        object.__setattr__(self, "texts", tuple(required_literals(one) for one in self.any))
         for line in self.examples:
             if not self.match(line):
                 raise ValueError(f"signature '{self.name}': does not match its example {line!r}")
 
-    def match(self, text: str) -> re.Match[str] | None:
-        """Return where a line is of this family."""
-        for pattern in self.compiled:
+    def match(self, text: str, lower: str | None = None) -> re.Match[str] | None:
+        """Return where a line is of this family; `lower` is the line in lower case."""
+        lower = text.lower() if lower is None else lower
+        for pattern, needed in zip(self.compiled, self.texts, strict=True):
+            if needed is not None and not any(one in lower for one in needed):
+                continue
             if match := pattern.search(text):
                 return match
         return None
@@ -84,6 +90,13 @@ class Catalog:
     signatures: tuple[Signature, ...]
     tables: Mapping[str, Mapping[str, Code]]
     words: tuple[str, ...]
+
+    def needed_texts(self) -> tuple[str, ...] | None:
+        """Return texts of which every known line has one; None if a line may have none."""
+        needed = [texts for one in self.signatures for texts in one.texts]
+        if any(texts is None for texts in needed):
+            return None
+        return tuple(sorted(frozenset().union(*(texts for texts in needed if texts))))
 
     def resolved(self, signature: Signature, match: re.Match[str]) -> Signature:
         """Return a signature as its table says it of the code in a line."""
