@@ -119,7 +119,7 @@ def _scanner() -> Any:
     import numba
 
     @numba.njit(cache=True, nogil=True)
-    def lines_of_shape(data: Any, start: int, end: int, shapes: Any) -> int:
+    def lines_of_shape(data: Any, start: int, end: int, shapes: Any) -> Any:
         """Count a line, and return how many of its shape there were; 0 where there is no room."""
         shape, number = np.uint64(14695981039346656037), False
         for i in range(start, min(end, start + _SHAPE_BYTES)):
@@ -142,7 +142,7 @@ def _scanner() -> Any:
         return 0
 
     @numba.njit(cache=True, nogil=True)
-    def passes(data: Any, start: int, end: int, shapes: Any, passed: Any, seen: int) -> bool:
+    def passes(data: Any, start: int, end: int, shapes: Any, passed: Any, seen: int) -> Any:
         lines = lines_of_shape(data, start, end, shapes)
         if not seen & _TEXT:
             passed[0] += lines <= _MOST_UNKNOWN_OF_A_SHAPE
