@@ -38,7 +38,7 @@ def prices(
     json: Json = False,
 ) -> None:
     """Replay collective programs flow by flow: were prices right, and choices the best ones."""
-    from tutti.bench.fabric_prices import ALLOWED, OPERATIONS, price_rows, price_table
+    from tutti.bench.fabric.fabric_prices import ALLOWED, OPERATIONS, price_rows, price_table
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.library import shipped_cluster_names
 

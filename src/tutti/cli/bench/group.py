@@ -15,6 +15,7 @@ from tutti.cli.bench import (
     fabric,
     measuring,
     mixed,
+    observe,
     operators,
     overlap,
     plan,
@@ -40,6 +41,7 @@ app.command()(train.train)
 app.command()(data.data)
 app.command()(measuring.measuring)
 app.command()(mixed.mixed)
+app.command()(observe.observe)
 app.command()(overlap.overlap)
 app.command()(serve.serve)
 app.command()(steps.steps)

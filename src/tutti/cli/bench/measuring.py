@@ -24,7 +24,7 @@ def measuring(
 ) -> None:
     """Time the recorder by itself, and steps with and without it in turns."""
     require_torch("bench measuring")
-    from tutti.bench.measuring_cost import MeasuringQuestion, measuring_cost
+    from tutti.bench.watching.measuring_cost import MeasuringQuestion, measuring_cost
 
     asked = MeasuringQuestion(
         model=model, device=device, layers=layers, micro_batches=micro_batches,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tutti.bench.fabric_prices import ALLOWED, price_rows
+from tutti.bench.fabric.fabric_prices import ALLOWED, price_rows
 from tutti.collective import Operation
 from tutti.cost.network.group_links import group_links
 from tutti.cost.network.program_choice import Efficiency, choose_program

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.fabric.support import clos
-from tutti.bench.fabric_prices import price_rows
+from tutti.bench.fabric.fabric_prices import price_rows
 from tutti.collective import Operation, build
 from tutti.cost.arrays import Machine
 from tutti.cost.constants import Constants

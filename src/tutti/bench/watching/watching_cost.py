@@ -1,7 +1,5 @@
 """What watching a run costs: CPU seconds of its parts, and of reading its series.
 
-    python benchmarks/observe_cost.py [-o out.json]
-
 A step of a rank is an event when an instruction starts, one when it was issued, a wait in every
 third, and a beat of the pulse; beside the steps a host is sampled by the second into its store.
 Shares are of one core, of a step that takes a second and has 400 instructions.
@@ -9,15 +7,15 @@ Shares are of one core, of a step that takes a second and has 400 instructions.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tutti.errors import TuttiError
 from tutti.observe.pulse import Pulse
 from tutti.observe.rank_series import FILE, JOB, rank_names
 from tutti.observe.ring import Kind, Listed, Ring
@@ -33,12 +31,12 @@ HOST_FIGURES, HOST_SECONDS = 200, 3600
 
 def least(work: Callable[[], object], *, times: int = 5) -> float:
     """Return the least CPU seconds of some runs: others on the machine only lengthen one."""
-    found = []
+    spent = []
     for _ in range(times):
         began = time.process_time()
         work()
-        found.append(time.process_time() - began)
-    return min(found)
+        spent.append(time.process_time() - began)
+    return min(spent)
 
 
 def records(folder: Path) -> dict[str, float]:
@@ -56,10 +54,10 @@ def records(folder: Path) -> dict[str, float]:
         for i in range(count):
             pulse.at(i % INSTRUCTIONS)
 
-    found = {"event_s": least(notes) / count, "beat_s": least(beats) / count}
+    costs = {"event_s": least(notes) / count, "beat_s": least(beats) / count}
     ring.close()
     pulse.close()
-    return found
+    return costs
 
 
 def sampled(folder: Path) -> dict[str, float]:
@@ -101,9 +99,9 @@ def ranks_series(folder: Path) -> dict[str, float]:
     points = SECONDS * len(names)
     again = SeriesStore(path, read_only=True)
     read_s = least(lambda: again.read("tutti_rank_compute_seconds", BEGIN, BEGIN + SECONDS))
-    found = again.read("tutti_rank_compute_seconds", BEGIN, BEGIN + SECONDS)
-    if len(found) != RANKS or any(len(one.seconds) != SECONDS for one in found):
-        raise SystemExit("the store does not give back what was written")
+    series = again.read("tutti_rank_compute_seconds", BEGIN, BEGIN + SECONDS)
+    if len(series) != RANKS or any(len(one.seconds) != SECONDS for one in series):
+        raise TuttiError("the store does not give back what was written")
     again.close_reading()
     return {
         "points": points, "points_per_cpu_s": points / spent,
@@ -124,39 +122,46 @@ def hour(folder: Path) -> dict[str, float]:
     store.close()
     again = SeriesStore(path, read_only=True)
     spent = least(lambda: again.read("figure_7", BEGIN, BEGIN + HOST_SECONDS))
-    (found,) = again.read("figure_7", BEGIN, BEGIN + HOST_SECONDS)
-    if len(found.seconds) != HOST_SECONDS:
-        raise SystemExit("the store does not give back what was written")
+    (one,) = again.read("figure_7", BEGIN, BEGIN + HOST_SECONDS)
+    if len(one.seconds) != HOST_SECONDS:
+        raise TuttiError("the store does not give back what was written")
     again.close_reading()
     return {"read_hour_s": spent}
 
 
-def main() -> None:
-    """Measure, and print each figure beside its bar."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("-o", "--output", type=Path)
-    args = parser.parse_args()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchingFigure:
+    """One figure of the table, in the unit that its words say, and its bar."""
+
+    words: str
+    value: float
+    bar: float | None = None
+
+
+def watching_figures() -> list[WatchingFigure]:
+    """Measure all of it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        found = records(folder) | sampled(folder) | ranks_series(folder) | hour(folder)
-    step = INSTRUCTIONS * ((2 + 1 / 3) * found["event_s"] + found["beat_s"])
-    found["share"] = step + found["sample_s"] + found["stored_s"]
-    for words, value, bar in (
-        ("an event of the ring", f"{1e6 * found['event_s']:.2f} µs", "2 µs"),
-        ("a beat of the pulse", f"{1e6 * found['beat_s']:.2f} µs", ""),
-        (f"a sample of {found['figures']:.0f} figures", f"{1e3 * found['sample_s']:.2f} ms", ""),
-        ("storing it, a flush each second", f"{1e3 * found['stored_s']:.2f} ms", ""),
-        ("ring, pulse, samplers, store of a step of 1 s", f"{found['share']:.2%}", "1 %"),
-        ("40,000 points a second", f"{found['core_at_40k']:.2%} of a core", "5 %"),
-        ("bytes a point, 3 % noise", f"{found['bytes_per_point']:.2f}", "2.5"),
-        ("an hour of one series", f"{1e3 * found['read_hour_s']:.0f} ms", "100 ms"),
-        ("one figure of 1,000 ranks, 10 minutes", f"{1e3 * found['read_1000_ranks_s']:.0f} ms",
-         "300 ms"),
-    ):  # fmt: skip
-        print(f"{words:48} {value:>18}   {'bar ' + bar if bar else ''}")
-    if args.output is not None:
-        args.output.write_text(json.dumps(found, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        costs = records(folder) | sampled(folder) | ranks_series(folder) | hour(folder)
+    step = INSTRUCTIONS * ((2 + 1 / 3) * costs["event_s"] + costs["beat_s"])
+    share = step + costs["sample_s"] + costs["stored_s"]
+    rows: tuple[tuple[str, float, float | None], ...] = (
+        ("an event of the ring, µs", 1e6 * costs["event_s"], 2),
+        ("a beat of the pulse, µs", 1e6 * costs["beat_s"], None),
+        (
+            f"a sample of {costs['figures']:.0f} figures of a host, ms",
+            1e3 * costs["sample_s"],
+            None,
+        ),
+        ("storing it, a flush each second, ms", 1e3 * costs["stored_s"], None),
+        ("ring, pulse, samplers and store, % of a step of 1 s", 100 * share, 1),
+        ("40,000 points a second, % of a core", 100 * costs["core_at_40k"], 5),
+        ("bytes a point, 3 % noise", costs["bytes_per_point"], 2.5),
+        ("reading an hour of one series, ms", 1e3 * costs["read_hour_s"], 100),
+        (
+            "reading one figure of 1,000 ranks, 10 minutes, ms",
+            1e3 * costs["read_1000_ranks_s"],
+            300,
+        ),
+    )
+    return [WatchingFigure(words=words, value=value, bar=bar) for words, value, bar in rows]

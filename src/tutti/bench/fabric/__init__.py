@@ -1,0 +1,1 @@
+"""The network model against itself, against replays, and against the clock."""

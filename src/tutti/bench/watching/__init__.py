@@ -1,0 +1,1 @@
+"""What it costs to measure and to watch a run."""
