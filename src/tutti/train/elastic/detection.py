@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tutti.diagnose.runs.live_hang import Observed, find_hang, stray_of
-from tutti.diagnose.slow import FIRST, ON_END, SlowRanks, Verdict
+from tutti.diagnose.slow import FIRST, ON_END, PAST, SlowRanks, Verdict
 from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase
 from tutti.elastic.membership import Membership
@@ -162,17 +162,27 @@ class SlowWatch:
 
 
 class _Recovery:
-    """A chip that is slow, and may become well: what it takes against what it took at first."""
+    """A chip that is slow, and may become well: what it takes now against what it took before.
+
+    A busy host makes single steps longer, never shorter: of what was before the lower quarter
+    counts, and of the last few steps the middle one.
+    """
 
     def __init__(self, factor: float) -> None:
         self._bar = (1 + 1 / factor) / 2
-        self._first: list[float] = []
+        self._seen = 0
+        self._before: deque[float] = deque(maxlen=2 * PAST)
         self._recent: deque[float] = deque(maxlen=ON_END)
 
     def step(self, compute_s: float) -> bool:
         """Take a step; tell whether it is well from now on."""
-        if len(self._first) < FIRST + ON_END:
-            self._first.append(compute_s)
+        self._seen += 1
+        if self._seen <= FIRST:
             return False
-        self._recent.append(compute_s / statistics.median(self._first[FIRST:]))
-        return len(self._recent) == ON_END and max(self._recent) < self._bar
+        if len(self._recent) == ON_END:
+            self._before.append(self._recent[0])
+        self._recent.append(compute_s)
+        if len(self._before) < ON_END:
+            return False
+        slow = sorted(self._before)[len(self._before) // 4]
+        return statistics.median(self._recent) < self._bar * slow
