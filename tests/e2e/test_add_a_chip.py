@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.support.warm_commands import path_of_shells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/extend/add-a-chip.md"
@@ -67,7 +68,6 @@ def desk(tmp_path: Path) -> Path:
 
 def shell(desk: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run commands of the page as they stand, with `tutti` on the path."""
-    bin_folder = Path(sys.executable).parent
     return subprocess.run(
         ["sh", "-ec", script],
         capture_output=True,
@@ -76,7 +76,7 @@ def shell(desk: Path, script: str) -> subprocess.CompletedProcess[str]:
         cwd=desk,
         env={
             **os.environ,
-            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "PATH": path_of_shells(),
             # not the folder itself: the page has to say so
             "PYTHONPATH": f"{desk.parent / 'installed'}:{ROOT}:{ROOT / 'src'}",
             "OMP_NUM_THREADS": "1",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.hf_models import saved, tiny_model
+from tests.support.warm_commands import path_of_shells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/extend/add-a-model.md"
@@ -49,7 +49,7 @@ def shell(desk: Path, lines: list[str], *folders: Path) -> subprocess.CompletedP
         cwd=desk,
         env={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": path_of_shells(),
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
         },

@@ -7,12 +7,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tutti.hardware
+from tests.support.warm_commands import path_of_shells
 from tutti.models.load import load_model
 from tutti.plan.check import check_plan
 from tutti.plan.files import load_plan
@@ -36,7 +36,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_quickstart(tmp_path: Path, pair: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     short = {
@@ -51,7 +50,7 @@ def test_quickstart(tmp_path: Path, pair: Path) -> None:
     done = subprocess.run(
         ["sh", str(ROOT / "examples" / "quickstart.sh"), str(tmp_path / "out")],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path, **short},
+        env={**os.environ, "PATH": path_of_shells(), **short},
         capture_output=True,
         text=True,
         timeout=800,
@@ -110,13 +109,12 @@ def test_training_files_run_as_they_say(name: str, tmp_path: Path) -> None:
     """Only shorter, and elsewhere; the others need a model that does not ship."""
     pytest.importorskip("torch")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     *before, last = commands_of(ROOT / "examples" / "train" / f"{name}.yaml")
     for command in (*before, f"{last} --steps 2"):
         done = subprocess.run(
             ["sh", "-c", command],
             cwd=tmp_path,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path_of_shells()},
             capture_output=True,
             text=True,
             timeout=800,

@@ -14,6 +14,7 @@ import array
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,8 +25,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 ROOT = Path(__file__).parents[2]
 SERVER = "tests.support.warm_server"
 REAL_START = "TUTTI_TESTS_REAL_START"  # a variable: nothing below is a fork
@@ -35,6 +34,10 @@ MOST_BYTES = 1 << 20
 _TUTTI = str(Path(sys.executable).with_name("tutti"))
 _POPEN = subprocess.Popen
 _KILLED = int(signal.SIGKILL)  # how a process ends with its server
+
+
+def _network() -> str:
+    return os.readlink("/proc/thread-self/ns/net") if sys.platform == "linux" else ""
 
 
 class Asker:
@@ -48,6 +51,11 @@ class Asker:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.address = ""  # of the server; a fork is born with it
         self.environment: Mapping[str, str] = dict(os.environ)  # that the server began with
+        self.user, self.network = os.geteuid(), _network()
+
+    def begin(self) -> None:
+        """Start the server, so that its address is known."""
+        self.ask({"began": True})
 
     def ask(self, asked: Mapping[str, Any], descriptors: Sequence[int] = ()) -> str:
         with self._lock:
@@ -162,6 +170,8 @@ def request(
 
 def started_by(pid: int) -> list[int]:
     """Return the processes that a process started, forks or not, in the order of their start."""
+    import psutil
+
     asked = ASKER.ask({"started_by": pid}) if ASKER.address else ""
     return sorted(
         {*map(int, asked.split()), *(each.pid for each in psutil.Process(pid).children())}
@@ -182,12 +192,9 @@ def is_warm(words: list[str], environment: Mapping[str, str], folder: str) -> bo
         early = name.startswith(READ_EARLY) and name not in SWITCHES
         if early and began.get(name) != environment.get(name):
             return False
-    if os.geteuid() != _USER or os.readlink("/proc/thread-self/ns/net") != _NETWORK:
+    if (os.geteuid(), _network()) != (ASKER.user, ASKER.network):
         return False
     return not any(map(_shadows, set(folders(environment)) - set(folders(began))))
-
-
-_USER, _NETWORK = os.geteuid(), os.readlink("/proc/thread-self/ns/net")
 
 
 def folders(environment: Mapping[str, str]) -> list[str]:
@@ -202,6 +209,51 @@ def _shadows(folder: str) -> bool:
     return any(Path(folder).glob("tutti*")) or any(Path(folder).glob("*customize.py"))
 
 
+# --- shells ----------------------------------------------------------------------------------
+
+
+def path_of_shells() -> str:
+    """Return a PATH on which `tutti` is one that asks for a fork, for what shells run."""
+    real = [str(Path(_TUTTI).parent), os.environ["PATH"]]
+    if sys.platform != "linux":
+        return os.pathsep.join(real)
+    ASKER.begin()
+    folder = Path(ASKER.address).parent
+    command = folder / "tutti"
+    if not command.exists():
+        words = [sys.executable, "-I", "-S", str(Path(__file__)), ASKER.address]
+        made = folder / "made"
+        made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        made.chmod(0o755)
+        made.rename(command)
+    return os.pathsep.join([str(folder), *real])
+
+
+def be_tutti(address: str, arguments: list[str]) -> int:
+    """Stand for a fork that does what `tutti` was asked: hand signals on, end as it ends."""
+    ASKER.address = address
+    began = json.loads(ASKER.ask({"began": True}))
+    ASKER.environment, ASKER.user, ASKER.network = (
+        began["environment"], began["user"], began["network"],
+    )  # fmt: skip
+    words = [_TUTTI, *arguments]
+    if not is_warm(words, os.environ, os.getcwd()):
+        os.execv(_TUTTI, words)
+    process = WarmPopen(words, stdin=0, stdout=1, stderr=2)
+    ASKER.ask({"die_with": os.getpid(), "pid": process.pid})
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
 def install() -> None:
     """Let every process that this one starts be a fork where it can be."""
     subprocess.Popen = WarmPopen  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    sys.exit(be_tutti(sys.argv[1], sys.argv[2:]))

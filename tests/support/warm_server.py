@@ -82,6 +82,10 @@ class _Server:
                 line.send(b"0")
             self._tie(asked["pid"], asked["die_with"])
             return True
+        if "began" in asked:
+            began = {"environment": dict(os.environ), "user": ASKER.user, "network": ASKER.network}
+            line.send(json.dumps(began).encode())
+            return True
         if "started_by" in asked:
             theirs = (str(own) for own, by in self.started_by.items() if by == asked["started_by"])
             line.send(" ".join(theirs).encode() or b" ")
