@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.unit.fabric.support import RATE, clos
+from tutti.bench.fabric.grains import random_rings
 from tutti.collective import Group, Layout, Operation, algorithms, build
 from tutti.collective.expand import rounds
 from tutti.collective.phases import phases
 from tutti.fabric.paths import Rules, route_transfers
-from tutti.fabric.replay import Teams, capacities, pair_flows, replay
-from tutti.fabric.rounds import finish_times
+from tutti.fabric.replay import Teams, replay
 from tutti.fabric.wiring import wire
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import Routing
@@ -83,51 +83,15 @@ def test_connections_spread_bytes_evenly_or_by_room() -> None:
     assert paces["static"] < paces["dynamic"] <= RATE
 
 
-def _random_rings(seed: int, nodes: int = 48) -> tuple[float, list[float]]:
-    """Return how far the slowest ring is off, and all of them, collapsed against rounds.
-
-    The slowest where all move as much; each where all are busy to the end, as collapsed says.
-    """
-    dice = np.random.default_rng(seed)
-    wiring = clos(nodes, tiers=3)
-    order, at, members = dice.permutation(nodes) * 8, 0, []
-    while at < nodes:
-        size = min(int(dice.integers(2, 17)), nodes - at)
-        if size > 1:
-            members.append(order[at : at + size])
-        at += size
-    a = np.concatenate(members)
-    b = np.concatenate([np.roll(ring, -1) for ring in members])
-    team = np.concatenate([np.full(len(ring), i) for i, ring in enumerate(members)])
-    rules = Rules(routing=Routing.ECMP, connections=int(dice.integers(1, 4)), seed=seed)
-    teams = Teams(wiring, a, b, np.full(len(a), 1e9), team, rules)
-    paces, turns = teams.paces(), 16
-
-    def seconds(sizes: np.ndarray) -> np.ndarray:
-        walk = [
-            [flow for i in range(len(a))
-             for flow in pair_flows(teams.flows, i, int(a[i]), int(b[i]),
-                                    sizes[team[i]] / turns, rules)]
-            for _ in range(turns)
-        ]  # fmt: skip
-        done = finish_times(walk, capacities(teams.flows))
-        return np.array([max(done[int(chip)] for chip in ring) for ring in members])
-
-    alike = seconds(np.full(len(paces), 1e9))
-    busy = 1e9 * paces / paces.min()
-    off = busy / 1e9 / paces / seconds(busy) - 1.0
-    return float(1.0 / paces.min() / alike.max() - 1.0), off.tolist()
-
-
 @pytest.mark.parametrize("seed", [0])
 def test_collapsed_rings_go_as_fast_as_rings_round_by_round(seed: int) -> None:
-    slowest, off = _random_rings(seed)
-    assert abs(slowest) < 0.01
-    assert np.mean(np.abs(off) < 0.1) >= 0.95
+    draw = random_rings(seed, 48)
+    assert abs(draw.slowest) < 0.01
+    assert np.mean(np.abs(draw.off) < 0.1) >= 0.95
 
 
 @pytest.mark.slow
 def test_collapsed_rings_of_more_draws() -> None:
-    found = [_random_rings(seed, nodes) for seed in (0, 1) for nodes in (32, 64)]
-    assert max(abs(slowest) for slowest, _ in found) < 0.01
-    assert np.mean([abs(one) < 0.1 for _, off in found for one in off]) >= 0.95
+    draws = [random_rings(seed, nodes) for seed in (0, 1) for nodes in (32, 64)]
+    assert max(abs(draw.slowest) for draw in draws) < 0.01
+    assert np.mean([abs(one) < 0.1 for draw in draws for one in draw.off]) >= 0.95

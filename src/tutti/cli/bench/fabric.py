@@ -10,6 +10,7 @@ import typer
 from tutti.cli.bench.fabric_failover import failover
 from tutti.cli.bench.fabric_flows import flows
 from tutti.cli.bench.fabric_jobs import jobs
+from tutti.cli.bench.fabric_model import grains, published, scale
 from tutti.cli.bench.fabric_probes import faults, healthy
 from tutti.cli.bench.fabric_queues import queues
 from tutti.cli.shared.output import Json, print_json, print_rich
@@ -72,6 +73,9 @@ def prices(
 app.command()(failover)
 app.command()(faults)
 app.command()(flows)
+app.command()(grains)
 app.command()(healthy)
 app.command()(jobs)
+app.command()(published)
 app.command()(queues)
+app.command()(scale)
