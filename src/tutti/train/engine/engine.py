@@ -357,18 +357,19 @@ class Engine:
             parts |= moment_sums(states, self.seat.place.pipeline, self.accelerator)
         if self.before_update is not None:
             self.before_update()
-        self.end.pending = True  # from here on others may know the sums before this rank does
+        # from here on others may know the sums before this rank does, and finish alone
+        self.end.pending = self.directions is None or self.stub
         self.take_sums(joined(self.links, self.seats.num_ranks, parts))
         return DONE
 
     def take_sums(self, scalars: Tensor) -> None:
-        """Take the sums of all ranks: from here on nothing but this rank's own work is left."""
+        """Take the sums of all ranks: then nothing but this rank's own work is left."""
         self._sums.send(scalars)
-        self.end.settled(scalars)
         self._factor = gradient_factor(scalars, self.passes.loss_scale, self.clip_norm)
         if self.directions is not None and not self.stub:
             number = self.step_number + 1
             self.directions.set_directions(self.links, self._settings, self._factor, number)
+        self.end.settled(scalars)
         if self.watcher is not None:
             self.watcher(self._result, max(self._result.count, 1) * self.passes.loss_scale)
 

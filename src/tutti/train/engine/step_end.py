@@ -3,6 +3,8 @@
 The sums of ClipNorm are the last thing that a step needs of other ranks. Before them nothing of the
 state has changed; from them on a rank finishes alone. A rank that gave its part and lost the others
 before it heard the sums does not know which: if any other heard them, it finishes with theirs.
+Optimizers that see whole tensors ask the others once more, for where the step leads. A rank that
+loses them before it knows is where it was before the step, whatever the others came to.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class StepEnd:
             self.pulse.at(-1, Activity.BETWEEN)
 
     def settled(self, scalars: Tensor) -> None:
-        """The sums are known."""
+        """Nothing is needed of other ranks any more; these are the sums that all know."""
         self.pending, self._scalars = False, scalars
         if self.at is not None and self.at <= self._norm:
             self.at = self._norm + 1  # where whoever finishes it begins

@@ -21,7 +21,10 @@ class Directions(Protocol):
     def set_directions(
         self, links: Links, settings: AdamSettings, factor: Tensor, number: int
     ) -> None:
-        """Find where the coming step leads, which is the `number`-th that counts."""
+        """Find where the coming step leads, which is the `number`-th that counts.
+
+        If another rank is lost meanwhile, the optimizer's states are as they were before.
+        """
 
 
 def directions_of(seats: Seats, seat: Seat, states: Iterable[SpanState]) -> Directions | None:

@@ -140,10 +140,17 @@ class Factored:
         sums = [self._squares(tensor, factor) for tensor in self.tensors]
         self._join(links, sums)
         new = float(number) ** DECAY
+        before = [{name: mean.clone() for name, mean in t.means.items()} for t in self.tensors]
         for tensor, own in zip(self.tensors, sums, strict=True):
             _take(tensor, own, new, factor)
         steps = [[self._step_square(tensor, factor)] for tensor in self.tensors]
-        self._join(links, steps)
+        try:
+            self._join(links, steps)
+        except BaseException:
+            for tensor, means in zip(self.tensors, before, strict=True):
+                for name, mean in means.items():
+                    tensor.means[name].copy_(mean)
+            raise
         self._bounds = {
             id(tensor): (square / tensor.parameter.size).sqrt().div_(CLIP).clamp_min_(1.0)
             for tensor, (square,) in zip(self.tensors, steps, strict=True)

@@ -54,7 +54,7 @@ class Matrices:
         """Take the gradients into the momentum, and find where the coming step leads."""
         del number
         states = {id(part.state): part.state for t in self._tensors for part in t.parts}
-        ahead = {key: _momentum(state, settings, factor) for key, state in states.items()}
+        ahead = {key: _ahead(state, settings, factor) for key, state in states.items()}
         for key, state in states.items():
             state.direction = torch.zeros_like(ahead[key])
         for tensor in self._tensors:
@@ -69,6 +69,8 @@ class Matrices:
                 values = whole[tuple(slice(*i) for i in part.block.intervals)].reshape(-1)
                 assert part.state.direction is not None
                 part.of(part.state.direction, low, high).copy_(values[low:high])
+        for state in states.values():  # now that nobody can be lost any more on the way
+            _take_momentum(state, settings, factor)
 
     def _whole(
         self, tensor: WholeTensor, ahead: dict[int, Tensor], links: Links, device: torch.device
@@ -88,13 +90,24 @@ class Matrices:
         return whole
 
 
-def _momentum(state: SpanState, settings: AdamSettings, factor: Tensor) -> Tensor:
-    """Move a span's momentum; return it with Nesterov's look ahead. AdamW's elements go along."""
+def _moved(state: SpanState, settings: AdamSettings, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a span's gradients, and the momentum that they lead to."""
     mean = state.optimizer.mean
     assert mean is not None
     wide = torch.promote_types(mean.dtype, torch.float32)
     gradient = state.final_gradients().to(wide) * factor
-    moved = torch.lerp(mean.to(wide), gradient, 1.0 - settings.momentum)
-    chosen = state.matrix_elements
-    put(mean, torch.where(chosen, moved, mean.to(wide)), ~factor.isnan())
+    return gradient, torch.lerp(mean.to(wide), gradient, 1.0 - settings.momentum)
+
+
+def _ahead(state: SpanState, settings: AdamSettings, factor: Tensor) -> Tensor:
+    """Return a span's momentum after the step, with Nesterov's look ahead."""
+    gradient, moved = _moved(state, settings, factor)
     return torch.lerp(gradient, moved, settings.momentum)
+
+
+def _take_momentum(state: SpanState, settings: AdamSettings, factor: Tensor) -> None:
+    """Move a span's momentum, that of its matrices; what AdamW moves stays as it is."""
+    mean = state.optimizer.mean
+    assert mean is not None
+    _, moved = _moved(state, settings, factor)
+    put(mean, torch.where(state.matrix_elements, moved, mean.to(moved.dtype)), ~factor.isnan())
