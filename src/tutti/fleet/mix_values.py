@@ -82,6 +82,8 @@ def shared_out(
     from scipy.sparse import csr_array
 
     choices = [(job, one) for job, table in tables.items() for one in table]
+    if not choices:
+        return {}
     rows = {("job", job): 1.0 for job in tables} | {("pool", name): n for name, n in nodes.items()}
     place = {key: i for i, key in enumerate(rows)}
     entries = [

@@ -6,6 +6,7 @@ go on with.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from tutti.errors import InputError
 from tutti.files import read_text, write_text
 from tutti.fleet.mix_values import Mix, Worth, mixes
 from tutti.hardware.cluster import Cluster
+from tutti.models.load import load_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,12 @@ def mix_text(mix: Mix) -> str:
     return " + ".join(f"{count} {pool}" for pool, count in mix)
 
 
+@functools.cache
+def shape_of(model: str) -> str:
+    """Return what tells the shapes of two models of one name apart."""
+    return load_model(model).fingerprint
+
+
 def _key(job: ModelJob, mix: Mix) -> str:
     length = job.sequence_length or "usual"
-    return f"{job.model}, {job.global_batch} × {length}, on {mix_text(mix)}"
+    return f"{job.model} ({shape_of(job.model)}), {job.global_batch} × {length}, on {mix_text(mix)}"

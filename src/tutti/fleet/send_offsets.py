@@ -126,7 +126,11 @@ def _followed(jobs: Sequence[Rhythm], paces: _Paces, offsets: Sequence[float]) -
             lasting.append((last[i] - counted_from[i]) / (turns[i] - _WARM))
         else:  # among many steps of others each of its own is like the next
             lasting.append((last[i] - first[i]) / (turns[i] - 1))
-    return [one * scale for one, scale in zip(lasting, scales, strict=True)]
+    # counted from the end of one sending to that of another, a first one held back looks short
+    return [
+        max(one, job.period_s) * scale
+        for one, job, scale in zip(lasting, jobs, scales, strict=True)
+    ]
 
 
 def _shortened(jobs: Sequence[Rhythm]) -> tuple[list[Rhythm], list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -36,9 +37,12 @@ def number(row: Row, column: str) -> float:
     if text in _NOTHING:
         raise ValueError(f"'{column}' is missing")
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"'{column}' is '{text}'; expected a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"'{column}' is '{text}'; expected a finite number")
+    return value
 
 
 def whole(row: Row, column: str) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tutti.hardware.discover import Run, find_devices, run_tool
 
-_POOLS = {"gpu": "nvidia", "npu": "huawei", "xpu": "kunlunxin"}  # as `find_devices` calls them
+VENDORS = {"gpu": "nvidia", "npu": "huawei", "xpu": "kunlunxin"}  # as `find_devices` calls them
 _FILES = {"nvidia": r"nvidia\d+", "huawei": r"davinci\d+", "kunlunxin": r"xpu\d+"}
 
 
@@ -24,6 +24,6 @@ def chips_by_vendor(run: Run = run_tool, root: Path = Path("/")) -> dict[str, in
         for vendor, pattern in _FILES.items()
     }
     for pool, devices, _ in find_devices(run):
-        vendor = _POOLS[pool]
+        vendor = VENDORS[pool]
         counts[vendor] = max(counts[vendor], len(devices))
     return counts

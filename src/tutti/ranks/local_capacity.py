@@ -14,7 +14,7 @@ from tutti.hardware.chip import Chip
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.discover import Run, find_devices, match_chip, run_tool
 from tutti.hardware.library import shipped
-from tutti.hardware.present import chips_by_vendor
+from tutti.hardware.present import VENDORS, chips_by_vendor
 from tutti.hardware.smi import Device
 from tutti.hardware.topology import Position
 from tutti.launch.identity import used_chips
@@ -62,7 +62,11 @@ def require_node_here(
     chip, wanted = pool.chip, pool.node.num_chips
     if chip.emulated or environ.get(DEVICE) or environ.get(SHARING):
         return
-    here = Counter(_kind(device, chip) for _, devices, _ in find_devices(run) for device in devices)
+    here = Counter(
+        _kind(device, VENDORS[tool], chip)
+        for tool, devices, _ in find_devices(run)
+        for device in devices
+    )
     counted = chips_by_vendor(run)  # by device files, where there are no tools
     if not here and counted.get(chip.vendor.casefold(), wanted) < wanted:
         here[chip.name] = counted[chip.vendor.casefold()]
@@ -75,14 +79,13 @@ def require_node_here(
         )
 
 
-def _kind(device: Device, expected: Chip) -> str:
+def _kind(device: Device, vendor: str, expected: Chip) -> str:
     """Return the name of a device's chip; the expected one's where it may be that."""
     catalog = shipped()
     kind = match_chip(device, catalog)
     name = kind.name if kind is not None else device.name
     # a chip that the cluster file describes itself may be any of its vendor
-    own = expected.name not in catalog.chips
-    if kind is not None and own and kind.vendor.casefold() == expected.vendor.casefold():
+    if expected.name not in catalog.chips and vendor == expected.vendor.casefold():
         name = expected.name
     if name == expected.name and 0 < device.memory_bytes < LEAST_MEMORY * expected.memory_bytes:
         return f"{name} of {bytes_text(device.memory_bytes)}"

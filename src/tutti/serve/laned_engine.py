@@ -97,6 +97,7 @@ class LanedEngine:
             engine.scheduler, tokens[:whole], salt=parameters.salt, base=len(prompt)
         )
         engine.worker.host_pages.stow(new.stows)
+        engine.counters.stowed_pages += len(new.stows)
         if arrived:
             write_pages(engine.worker.cache, arrived, new)
 

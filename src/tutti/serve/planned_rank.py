@@ -11,11 +11,11 @@ from tutti.accelerator import Accelerator
 from tutti.accelerator.paged import compile_kernels
 from tutti.comm import Communicator, connect, place_of
 from tutti.comm.entry.store import PrefixedStore
-from tutti.cost.serving.engine_prices import engine_prices
+from tutti.cost.serving.engine_prices import engine_prices, require_room_on_hosts
 from tutti.hardware.cluster import Cluster
 from tutti.models import ModelSpec
 from tutti.nn import Model
-from tutti.plan.check import embedded_cluster
+from tutti.plan.check import embedded_cluster, embedded_model
 from tutti.plan.engine_part import engine_part, num_engines, pipeline_of
 from tutti.plan.plan import Pipeline, Plan, RankMap
 from tutti.plan.serving import Role
@@ -73,6 +73,7 @@ def open_rank(
 ) -> OpenRank:
     """Open a rank of an engine; `keys` are the ways of keys and values, `whole` hears of them."""
     part, cluster = engine_part(plan, engine), embedded_cluster(plan)
+    require_room_on_hosts(plan, embedded_model(plan), cluster)
     (pipeline,) = part.pipelines
     assert pipeline.engine is not None
     chip = RankMap(part).place(rank).chip

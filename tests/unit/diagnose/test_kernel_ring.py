@@ -62,6 +62,16 @@ def test_the_ring_is_read_either_way(
     )
 
 
+def test_a_kernel_that_prints_no_times_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."
+    fake_dmesg(tmp_path, f'echo "{text}"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (line,) = kernel_lines(tmp_path / "kmsg").decode().splitlines()
+    assert line.split(" kernel: ")[1] == text
+
+
 def test_a_fault_in_the_ring_is_told_of_this_host_beside_a_ranks_log(tmp_path: Path) -> None:
     (tmp_path / "kmsg").write_bytes(RECORDS)
     log = tmp_path / "rank_3.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.fleet_machine import small_cluster
 from tutti.errors import InputError
-from tutti.fleet import events
+from tutti.fleet import events, model_jobs
 from tutti.fleet.chips import Grounds
 from tutti.fleet.mix_values import Worth, mixes, request_by_worth, shared_out
 from tutti.fleet.model_jobs import MixTable, ModelJob
@@ -17,6 +18,11 @@ from tutti.fleet.policy import Policy
 from tutti.fleet.scheduler import Scheduler
 from tutti.hardware.cluster import Cluster
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320,
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 CLUSTER = small_cluster(nodes=6, pools=2)  # 6 nodes of p0, 5 of p1
 
 
@@ -29,7 +35,9 @@ def speeds(job: ModelJob, cluster: Cluster) -> float | None:
 
 
 def four_nodes(**others: Any) -> ModelJob:
-    return ModelJob(**{"model": "m", "tokens": 8000.0, "least_nodes": 2, "most_nodes": 4} | others)
+    return ModelJob(
+        **{"model": "llama-2-7b", "tokens": 8000.0, "least_nodes": 2, "most_nodes": 4} | others
+    )
 
 
 def test_mixes_are_every_pool_and_every_two() -> None:
@@ -63,9 +71,9 @@ def test_leftovers_join_a_mixed_job_where_that_helps() -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(InputError, match="no plan for m fits any of 3 mixes of 'small', 2 to 2"):
+    with pytest.raises(InputError, match="no plan for llama-2-7b fits any of 3 mixes of"):
         MixTable(CLUSTER, ask=speeds).worths(four_nodes(most_nodes=2))
-    with pytest.raises(InputError, match="m asks for 9 nodes at least, more than any pool"):
+    with pytest.raises(InputError, match="asks for 9 nodes at least, more than any pool"):
         MixTable(CLUSTER, ask=speeds).worths(four_nodes(least_nodes=9, most_nodes=9))
     for wrong, said in (
         ({"most_nodes": 1}, "from 2 to 1 nodes"), ({"tokens": 0.0}, "'tokens' is 0"),
@@ -101,6 +109,15 @@ def test_the_planner_is_asked_once_and_a_file_goes_on(tmp_path: Path) -> None:
     ]  # fmt: skip
     again.fill([four_nodes(global_batch=8)])
     assert {batch for _, batch in asked[7:]} == {8}
+    # a model of the same name is another question once its shapes are others
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for layers in (2, 3):
+        (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
+        before = len(asked)
+        model_jobs.shape_of.cache_clear()  # as a new process
+        MixTable.load(CLUSTER, file, ask).fill([four_nodes(model=str(folder))])
+        assert len(asked) == before + 6
     with pytest.raises(InputError, match="was made for another cluster than"):
         MixTable.load(small_cluster(nodes=5, pools=2), file)
     file.write_text("[1]")
@@ -136,3 +153,5 @@ def test_sharing_out_is_the_best_of_all_ways_and_uses_mixes_where_they_help() ->
     assert sorted(mixed.values()) == [(("p0", 2), ("p1", 2)), (("p0", 4),), (("p1", 4),)]
     tables = {**jobs, "d": [Worth((("p1", 4),), 12.0, None)]}
     assert shared_out({"p0": 0, "p1": 4}, tables, {**even, "d": 2.0}) == {"d": (("p1", 4),)}
+    # where nothing fits anywhere nobody runs
+    assert shared_out(nodes, {"a": [], "b": []}, even) == {}

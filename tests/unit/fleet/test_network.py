@@ -48,6 +48,18 @@ def test_long_steps_feel_many_short_ones_of_another(times: int) -> None:
     assert times / long + 0.5 / short <= 1.0 + 1e-6
 
 
+def test_no_job_is_faster_beside_others_than_alone() -> None:
+    # the second one's first sending is held back, its last is not: between them lies less
+    timings = [(2.79, 1.888, 0.914), (4.968, 1.737, 0.0), (1.0, 0.0, 0.0), (6811.0, 1e-9, 1.0)]
+    jobs = [
+        Rhythm(compute_s=computing, send_s=sending, links=np.array([0]), demand=np.ones(1), felt=f)
+        for computing, sending, f in timings
+    ]
+    together = periods(jobs, np.array([1.247]))
+    assert all(period >= job.period_s for period, job in zip(together, jobs, strict=True))
+    assert together[0] > 1.01 * jobs[0].period_s
+
+
 def test_equal_jobs_that_fill_a_link_together_are_offered_turns() -> None:
     third = [rhythm(2, 1)] * 3
     offsets = propose_offsets(third, np.ones(1))

@@ -98,6 +98,8 @@ OURS = "job,submit_s,duration_s,nodes\n"
         ("job,submit,duration_s,nodes\n", "no column 'submit_s'; it looks most like tutti"),
         ("this,that\n1,2\n", "no column"),
         (MODELS + "a,m,0\n", "line 2: 'tokens' is 0; give more than 0"),
+        (MODELS + "a,m,inf\n", "line 2: 'tokens' is 'inf'; expected a finite number"),
+        ("job,model,tokens,batch\na,m,5,inf\n", "'batch' is 'inf'; expected a finite number"),
         (MODELS + "a,,5\n", "line 2: 'model' is missing"),
         ("job,model,tokens,nodes\n", "unknown column 'nodes'; did you mean"),
         ("job,model,tokens,least_nodes,most_nodes\na,m,5,4,2\n", "from 4 to 2 nodes"),
@@ -111,13 +113,16 @@ def test_a_wrong_trace_is_one_line(text: str, said: str, tmp_path: Path) -> None
 
 def test_jobs_of_models_take_what_the_planner_says(tmp_path: Path) -> None:
     def ask(job: ModelJob, part: Cluster) -> float | None:
-        return 100.0 * part.num_nodes if job.model == "m" else None
+        return 100.0 * part.num_nodes if job.model == "llama-2-7b" else None
 
-    text = MODELS.strip() + ",submit_s,most_nodes,priority\na,m,8000,0,2,3\nb,n,10,7,1,\n"
+    text = (
+        MODELS.strip()
+        + ",submit_s,most_nodes,priority\na,llama-2-7b,8000,0,2,3\nb,llama-2-13b,10,7,1,\n"
+    )
     trace = read_trace(written(tmp_path, text))
     assert trace.kind == "models"
     mixes = MixTable(GROUNDS.cluster, ask=ask)
-    with pytest.raises(InputError, match="no plan for n fits any"):
+    with pytest.raises(InputError, match="no plan for llama-2-13b fits any"):
         requests_of(trace, GROUNDS, mixes=mixes)
     ((time, request),) = requests_of(replace(trace, rows=trace.rows[:1]), GROUNDS, mixes=mixes)
     assert (time, request.job, request.priority, request.seconds) == (0.0, "a", 3, 40.0)

@@ -125,3 +125,8 @@ def test_a_chip_of_the_cluster_file_itself_may_be_any_of_its_vendor() -> None:
     require_node_here("p/0", node_cluster(chip), {}, tool(H100, H100))
     with pytest.raises(InputError, match=r"says 2 × Part of 40\.0 GiB, this host has 1 × Part;"):
         require_node_here("p/0", node_cluster(chip), {}, tool(H100))
+    # also one that the catalog does not know at all, but no other vendor's
+    new = "NVIDIA B999 Ultra"
+    require_node_here("p/0", node_cluster(chip), {}, tool(new, new))
+    with pytest.raises(InputError, match=r"2 × Part of 40\.0 GiB, this host has 2 × H100;"):
+        require_node_here("p/0", node_cluster({**chip, "vendor": "Huawei"}), {}, tool(H100, H100))

@@ -150,11 +150,11 @@ def _print(training: Mapping[str, ModelJob], answer: _Answer) -> None:
 
 def _print_totals(mixed: _Answer, single: _Answer, count: str, jobs: int) -> None:
     form = "{:.2f}" if count == "even" else "{:,.0f} tokens/s"
-    gain = mixed.total / single.total if single.total else float("inf")
+    gain = f" (mixes {mixed.total / single.total:.3f}×)" if single.total else ""
     price = mixed.price_per_hour
     typer.echo(
         f"{len(mixed.worths)} of {jobs} jobs run, {form.format(mixed.total)} in all; one pool "
-        f"each: {len(single.worths)} run, {form.format(single.total)} (mixes {gain:.3f}×)"
+        f"each: {len(single.worths)} run, {form.format(single.total)}{gain}"
         + (f"; {price:,.2f} per hour" if price is not None else "")
     )
     if count == "even":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import is_cpu
 from tutti.models.cached import cached_bytes
 from tutti.models.spec import ModelSpec
-from tutti.plan.plan import Pipeline
+from tutti.plan.plan import Pipeline, Plan
 from tutti.plan.serving import Engine, Role
 from tutti.units import bytes_text
 
@@ -191,13 +192,28 @@ def _require_room(
                 f"tokens beside its weights; its {engine.pages:,} pages of {engine.page_size} are "
                 f"{wanted:,}: give fewer pages, units or a larger tp"
             )
-        kept = engine.host_pages * engine.page_size * stage.token_bytes
-        memory = stage.pool.node.host.memory_bytes
-        if kept > memory:
+
+
+def require_room_on_hosts(plan: Plan, model: ModelSpec, cluster: Cluster) -> None:
+    """Refuse a plan whose engines keep more in pages on a host than its memory holds."""
+    kept: dict[tuple[str, int], float] = defaultdict(float)
+    for pipeline in plan.pipelines:
+        engine = pipeline.engine
+        if engine is None or not engine.host_pages:
+            continue
+        stored = Formats(weights=engine.weights, cache=engine.cache).cache_bytes
+        for replica, units in ((r, s.units[0]) for s in pipeline.stages for r in s.replicas):
+            token = cached_bytes(
+                model, range(*units), tp=replica.tp, stored=stored, stream=STREAM_BYTES
+            )
+            for chip in replica.chips:
+                kept[chip.pool, chip.node] += engine.host_pages * engine.page_size * token
+    for (pool, node), wanted in kept.items():
+        memory = cluster.pool(pool).node.host.memory_bytes
+        if wanted > memory:
             raise InputError(
-                f"plan: stage {number} on {stage.pool.name} keeps {bytes_text(kept)} for each chip "
-                f"in {engine.host_pages:,} pages on its host, which has {bytes_text(memory)}: give "
-                "fewer host_pages"
+                f"plan: the engines on node {pool}/{node} keep {bytes_text(wanted)} in pages on "
+                f"their host, which has {bytes_text(memory)}: give fewer host_pages"
             )
 
 

@@ -78,6 +78,9 @@ def _of_dmesg(why: str) -> Iterator[tuple[float, bytes]]:
             f"the kernel's ring cannot be read: {why}; dmesg: {said or 'failed'}; ask as root, or "
             "hand over a saved copy (`sudo dmesg > FILE`)"
         )
+    since_boot_s = 0.0
     for line in printed.stdout.splitlines():
         if match := _PRINTED.match(line):
-            yield int(match.group(1)) + int(match.group(2)) / 1e6, match.group(3)
+            since_boot_s = int(match.group(1)) + int(match.group(2)) / 1e6
+            line = match.group(3)
+        yield since_boot_s, line  # a kernel may print no times: then as the line before

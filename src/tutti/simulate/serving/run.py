@@ -18,6 +18,7 @@ from tutti.cost.serving.engine_prices import (
     engine_prices,
     import_wire,
     request_bytes,
+    require_room_on_hosts,
 )
 from tutti.cost.serving.stage_prices import Formats
 from tutti.cost.serving.transfers import TransferWire
@@ -46,6 +47,7 @@ class Deployment:
         model, cluster = embedded_model(plan), embedded_cluster(plan)
         if plan.job.serving is None:
             raise InputError("plan: is for training; tutti plan --serve makes one for serving")
+        require_room_on_hosts(plan, model, cluster)
         longest = plan.job.sequence_length
         prices = tuple(
             engine_prices(model, cluster, pipeline, longest, measured)

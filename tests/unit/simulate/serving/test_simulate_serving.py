@@ -82,15 +82,21 @@ def test_pages_on_the_host_are_priced_and_pay_where_prompts_are_long():
     model, cluster = load_model("qwen3-8b"), Cluster.load("small-mixed")
     requests = Requests(times=np.zeros(24), prompts=np.full(24, 1500), outputs=np.full(24, 400))
 
-    def served(host_pages):
-        pipeline = engine_pipeline(model, "h100/0/0", slots=24, pages=1600, host_pages=host_pages)
+    def served(host_pages, chips="h100/0/0", count=1):
+        pipeline = engine_pipeline(
+            model, chips, count=count, slots=24, pages=1600, host_pages=host_pages
+        )
         deployment = Deployment.of(serving_plan(pipeline, model=model, cluster=cluster))
         return deployment.prices[0], simulate_serving(deployment, requests)
 
     _, anew = served(0)
     prices, kept = served(2000)
-    with pytest.raises(InputError, match=r"keeps .* in 10,000,000 pages on its host, which has"):
-        served(10_000_000)
+    with pytest.raises(InputError, match=r"node h100/0 keep .* in pages on their host, which has"):
+        served(1_000_000)
+    # engines of one node share its memory: what one of them may keep is too much for four
+    assert served(400_000)
+    with pytest.raises(InputError, match="give fewer host_pages"):
+        served(400_000, "h100/0/0-3", count=4)
     assert anew.engines[0].preemptions > 0
     assert anew.engines[0].stowed_pages == 0
     use = kept.engines[0]
