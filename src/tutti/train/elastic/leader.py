@@ -5,6 +5,7 @@ It knows no ranks of its own: agents join it, one of them perhaps in the same pr
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from tutti.elastic.restore import restored
 from tutti.errors import InputError
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import Secret
-from tutti.plan.files import plan_hash
+from tutti.observe.folder import PLAN_FILE
+from tutti.plan.files import load_plan, plan_hash
 from tutti.ranks.local_processes import RankEvent
 from tutti.train.elastic.adapt import Adapter
 from tutti.train.elastic.detection import HangWatch, SlowWatch
@@ -143,12 +145,17 @@ class Leader:
             folder=str(self.job.config.folder.resolve()),
             chips=chips,
             world=len(used_chips(self.job.plan)),
-            plan_hash=plan_hash(self.job.plan),
+            plan_hash=self._plan_hash,
             heartbeat_s=max(self.config.heartbeat_s, many_hosts_s(self.job)),
             wait_s=self.config.wait_s,
             partners=self.config.partners,
             incarnation=before.status.incarnation if before is not None else 0,
         )
+
+    @functools.cached_property
+    def _plan_hash(self) -> str:
+        """Of the plan as it is read from the run's folder, as agents read it."""
+        return plan_hash(load_plan(self.job.config.folder / PLAN_FILE))
 
     def _watch(self, members: Membership) -> Event | None:
         self._hangs(members)
