@@ -206,3 +206,27 @@ def test_a_run_that_is_no_more_and_a_view_that_is_none(
     browser.call("Page.navigate", url="about:blank")
     browser.call("Page.navigate", url=f"{address}#/run/9/nonsense")
     until(browser, "document.body && document.body.innerText.includes('no such run')")
+
+
+def test_what_was_drawn_for_another_width_is_drawn_again(
+    browser: Browser, show: Callable[..., None]
+) -> None:
+    show("run/0/run")
+    browser.value(
+        "(() => { const box = document.createElement('div'); box.style.width = '600px'; "
+        "document.body.append(box); window.calls = []; "
+        "onWidth(box, (width) => calls.push(width), 300); "  # drawn while it had half of it
+        "onWidth(box, (width) => calls.push(-width), 600); })()"
+    )
+    until(browser, "calls.length > 0")
+    assert browser.value("calls") == [600]
+    browser.value("(() => { document.body.lastElementChild.style.width = '500px'; })()")
+    until(browser, "calls.length > 2")
+    assert sorted(browser.value("calls")) == [-500, 500, 600]
+    widths = (
+        "[...document.querySelectorAll('.chart > div')].map((box) => "
+        "[box.clientWidth, box.querySelector('.uplot').getBoundingClientRect().width])"
+    )
+    drawn = browser.value(widths)
+    assert drawn
+    assert all(box == chart for box, chart in drawn)

@@ -15,8 +15,9 @@ function Chart({ title, steps, lines, text, zero, marks = [] }) {
   useLayoutEffect(() => {
     const css = (name) => Tutti.css(Tutti.color(name));
     const axis = { stroke: css("quiet"), grid: { stroke: css("line"), width: 1 }, ticks: { stroke: css("line"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const drawn = box.current.clientWidth;
     const options = {
-      width: Math.max(280, box.current.clientWidth), height: 240,
+      width: Math.max(280, drawn), height: 240,
       scales: { x: { time: false }, y: { range: (_, low, high) => bounds(low, high, zero) } },
       axes: [{ ...axis, incrs: STEPS }, { ...axis, size: 64, values: (_, marks) => marks.map((v) => text(v)) }],
       legend: { live: true }, padding: [18, null, null, null],
@@ -31,7 +32,7 @@ function Chart({ title, steps, lines, text, zero, marks = [] }) {
     };
     const plot = new uPlot(options, data(), box.current);
     made.current = plot;
-    const stop = onWidth(box.current, (width) => plot.setSize({ width: Math.max(280, width), height: 240 }));
+    const stop = onWidth(box.current, (width) => plot.setSize({ width: Math.max(280, width), height: 240 }), drawn);
     return () => {
       stop();
       plot.destroy();
@@ -92,9 +93,10 @@ function useTheme() {
   return dark;
 }
 
-// Call when an element got another width, after the frame in which it did; returns how to stop.
-function onWidth(element, call) {
-  let [known, frame] = [element.clientWidth, 0];
+// Call when an element got another width than what is in it was drawn for, after the frame in which it did; returns how to stop.
+// Drawing itself may change the width (a scroll bar comes, a neighbour takes its half), so `drawn` is what it was before.
+function onWidth(element, call, drawn = element.clientWidth) {
+  let [known, frame] = [drawn, 0];
   const watcher = new ResizeObserver(() => {
     if (element.clientWidth === known) return;
     known = element.clientWidth;

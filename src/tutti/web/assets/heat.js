@@ -60,8 +60,10 @@ function Heat({ matrix, rate, relative, version }) {
 
   useLayoutEffect(() => {
     const draw = () => paint(canvas.current, matrix, relative, at);
+    const around = canvas.current.parentElement;
+    const drawn = around.clientWidth;
     draw();
-    return onWidth(canvas.current.parentElement, draw);
+    return onWidth(around, draw, drawn);
   }, [matrix, version, relative, theme]);
 
   const show = (event, row, column) => {
@@ -102,6 +104,22 @@ function Heat({ matrix, rate, relative, version }) {
 
 const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
 
+// One pixel per value, row by row; none where there is no value.
+function shade(pixels, matrix, relative, [low, high]) {
+  const ramp = Format.ramp();
+  const colours = Uint32Array.from({ length: 256 }, (_, i) => ((255 << 24) | (ramp[3 * i + 2] << 16) | (ramp[3 * i + 1] << 8) | ramp[3 * i]) >>> 0);
+  const [rows, columns] = [matrix.rows.length, matrix.columns.length];
+  for (let c = 0; c < columns; c++) {
+    const values = matrix.columns[c];
+    const unit = relative ? matrix.middle(c) : 1;
+    const [zero, scale] = [low * unit, 255 / ((high - low) * unit)];
+    for (let r = 0; r < rows; r++) {
+      const value = values[r];
+      if (Number.isFinite(value / unit)) pixels[r * columns + c] = colours[Math.max(0, Math.min(255, Math.round((value - zero) * scale)))];
+    }
+  }
+}
+
 function paint(canvas, matrix, relative, at) {
   const [rows, columns] = [matrix.rows.length, matrix.columns.length];
   const width = canvas.parentElement.clientWidth;
@@ -114,16 +132,8 @@ function paint(canvas, matrix, relative, at) {
   const pen = canvas.getContext("2d");
   canvas.places = { left, top, cell, tall };
   const range = Format.range(matrix.all(relative));
-  const ramp = Format.ramp();
   const image = new ImageData(Math.max(1, columns), Math.max(1, rows));
-  for (let c = 0; c < columns; c++) {
-    for (let r = 0; r < rows; r++) {
-      const value = matrix.value(r, c, relative);
-      if (!Number.isFinite(value)) continue;
-      const shade = 3 * Format.shade(value, range);
-      image.data.set([ramp[shade], ramp[shade + 1], ramp[shade + 2], 255], 4 * (r * columns + c));
-    }
-  }
+  shade(new Uint32Array(image.data.buffer), matrix, relative, range);
   const small = new OffscreenCanvas(image.width, image.height);
   small.getContext("2d").putImageData(image, 0, 0);
   pen.scale(ratio, ratio);
