@@ -146,3 +146,20 @@ def test_what_a_killed_writer_had_half_written_is_taken_back(tmp_path: Path) -> 
     (found,) = again.read("tutti_host_cpu_busy_ratio", 0, 100)
     assert found.mean.tolist() == [0.5]
     again.close_reading()
+
+
+def test_a_store_that_another_process_holds_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    store = SeriesStore(path)
+    store.append("host", 1_800_000_000, {"a": 1.0})
+    store.close()
+    holder = sqlite3.connect(path)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(InputError, match="another process holds the store"):
+            SeriesStore(path, read_only=True).read("a", 1_800_000_000, 1_800_000_001)
+    finally:
+        holder.close()
+    again = SeriesStore(path, read_only=True)
+    assert again.read("a", 1_800_000_000, 1_800_000_001)
+    again.close_reading()
