@@ -9,6 +9,7 @@ import gc
 import importlib
 import io
 import json
+import multiprocessing.process
 import os
 import runpy
 import select
@@ -165,6 +166,7 @@ def _become(asked: Mapping[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
+    multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # from where a spawned process sees FILE
     os.sched_setaffinity(0, asked["affinity"])
     _open_streams()
     _write_words(asked["words"])
