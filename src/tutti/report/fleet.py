@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tutti.fleet.figures import FleetFigures
 from tutti.fleet.simulate import History
-from tutti.fleet.trace import Trace
+from tutti.fleet.traces.trace import Trace
 from tutti.report.page import Page, Section, escape
 from tutti.report.tables import Column, Row, table_html
 from tutti.report.tiles import Tile, tiles_html

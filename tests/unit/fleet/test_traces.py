@@ -12,9 +12,9 @@ import pytest
 from tests.support.fleet_machine import small_cluster
 from tutti.errors import InputError
 from tutti.fleet.chips import Grounds
-from tutti.fleet.generate import chip_weights, generate, moments
 from tutti.fleet.model_jobs import MixTable, ModelJob
-from tutti.fleet.trace import read_trace, requests_of
+from tutti.fleet.traces.generate import chip_weights, generate, moments
+from tutti.fleet.traces.trace import read_trace, requests_of
 from tutti.hardware.cluster import Cluster
 
 GROUNDS = Grounds.of(small_cluster())

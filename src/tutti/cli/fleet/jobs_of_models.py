@@ -11,7 +11,7 @@ from tutti.cli.shared.progress import progress_bar
 
 if TYPE_CHECKING:
     from tutti.fleet.model_jobs import MixTable
-    from tutti.fleet.trace import Trace
+    from tutti.fleet.traces.trace import Trace
     from tutti.hardware.cluster import Cluster
 
 MixFile = Annotated[

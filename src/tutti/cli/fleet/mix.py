@@ -43,7 +43,7 @@ def mix(
     """
     from tutti.fleet.chips import Grounds
     from tutti.fleet.mix_values import shared_out
-    from tutti.fleet.trace import read_trace
+    from tutti.fleet.traces.trace import read_trace
     from tutti.hardware.cluster import Cluster
 
     if count not in _COUNTS:

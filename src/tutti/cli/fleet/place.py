@@ -46,7 +46,7 @@ def place(
     from tutti.fleet.chips import Grounds
     from tutti.fleet.placing import place_now
     from tutti.fleet.policy import Policy
-    from tutti.fleet.trace import read_trace, requests_of
+    from tutti.fleet.traces.trace import read_trace, requests_of
     from tutti.hardware.cluster import Cluster
 
     rule = Policy.parse(policy)

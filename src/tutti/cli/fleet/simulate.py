@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tutti.fleet.chips import Grounds
     from tutti.fleet.figures import FleetFigures
     from tutti.fleet.simulate import Breakdowns
-    from tutti.fleet.trace import Trace
+    from tutti.fleet.traces.trace import Trace
 
 USUAL = ("fifo/random", "fifo/first", "fifo/tightest", "fifo/tightest/wait/move")
 
@@ -63,7 +63,7 @@ def simulate(
     from tutti.fleet.figures import figures
     from tutti.fleet.policy import Policy
     from tutti.fleet.simulate import Simulation
-    from tutti.fleet.trace import requests_of
+    from tutti.fleet.traces.trace import requests_of
     from tutti.hardware.cluster import Cluster
 
     quotas = _quotas(quota or [])
@@ -108,8 +108,8 @@ def simulate(
 
 
 def _trace(name: str, grounds: Grounds, jobs: int, load: float, seed: int) -> Trace:
-    from tutti.fleet.generate import generate, moments
-    from tutti.fleet.trace import read_trace
+    from tutti.fleet.traces.generate import generate, moments
+    from tutti.fleet.traces.trace import read_trace
 
     path = Path(name)
     if path.exists() or path.suffix or name not in moments():

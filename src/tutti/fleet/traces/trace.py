@@ -20,7 +20,7 @@ from tutti.fleet.chips import Grounds
 from tutti.fleet.mix_values import request_by_worth
 from tutti.fleet.model_jobs import MixTable, ModelJob
 from tutti.fleet.request import JobRequest, Shape
-from tutti.fleet.trace_columns import FORMATS, Models, NoJob, Ours, TraceColumns
+from tutti.fleet.traces.trace_columns import FORMATS, Models, NoJob, Ours, TraceColumns
 
 RESTART_S = 300.0  # assumed of jobs whose trace does not say: save, start, load
 CHECKPOINT_S = 1800.0  # the same: between checkpoints
