@@ -7,8 +7,8 @@ A tiny model on emulated chips of this machine, copies after every step. Every `
 average (at random) a random rank is killed by SIGKILL, or, with the chance of `--hangs`, stopped by
 SIGSTOP. Steps that were made again count once, as they were made last; what lies between two steps
 (saves, figures) does not count, as it does not in an undisturbed run, which comes first. With
-`--torchrun` a job under torchrun (`elastic_torchrun`) has faults drawn by the same rules at the same
-time, beside ours on the same cores.
+`--torchrun` a job under torchrun (`elastic_torchrun`) has faults drawn by the same rules at the
+same time, beside ours on the same cores.
 """
 
 from __future__ import annotations

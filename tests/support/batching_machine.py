@@ -66,6 +66,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(settings=all_settings())
     def begin(self, settings: Settings) -> None:
+        self.begin_with(settings)
+
+    def begin_with(self, settings: Settings) -> None:
         self.settings = settings
         self.prices = LinearPrices(step_s=1.0, token_s=1.0, key_s=0.05, stow_s=1.0, fetch_s=1.5)
         self.scheduler = Scheduler(settings, self.prices)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from tests.support.batching_machine import SchedulerMachine
 from tutti.batching.events import Cancelled
@@ -25,7 +25,32 @@ from tutti.batching.slots import ENDED, PREEMPTED, Slots
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-def run(examples: int, *, seed: bool = False, phases: Any = None) -> None:
+class ManyOnHost(SchedulerMachine):
+    """Few pages, many sequences that wait on the host, and beginnings that somebody still has."""
+
+    @initialize(
+        page_size=st.integers(1, 3), max_length=st.integers(8, 16), slots=st.integers(2, 4),
+        ahead=st.integers(1, 2),
+    )  # fmt: skip
+    def begin(self, page_size: int, max_length: int, slots: int, ahead: int) -> None:  # type: ignore[override]
+        fewest = -(-max_length // page_size)
+        self.begin_with(Settings(
+            slots=slots, pages=2 + fewest, page_size=page_size, max_length=max_length,
+            most_tokens=20, prefix=True, aging=0.5, ahead=ahead, host_pages=3 * fewest,
+            keep_on_host="always",
+        ))  # fmt: skip
+
+    @rule(length=st.integers(4, 8), new=st.integers(2, 8))
+    def two_begin_alike(self, length: int, new: int) -> None:
+        for _ in range(2):
+            self.arrive([1] * length, new, 1, 0, "", False)
+            self._advance()
+
+
+def run(
+    examples: int, *, seed: bool = False, phases: Any = None,
+    machine: type[SchedulerMachine] = SchedulerMachine,
+) -> None:  # fmt: skip
     own = settings(
         max_examples=examples,
         stateful_step_count=30,
@@ -35,11 +60,12 @@ def run(examples: int, *, seed: bool = False, phases: Any = None) -> None:
         database=None,
         **({} if phases is None else {"phases": phases}),
     )
-    run_state_machine_as_test(SchedulerMachine, settings=own)
+    run_state_machine_as_test(machine, settings=own)
 
 
 def test_the_scheduler_keeps_its_promises() -> None:
     run(60)
+    run(30, machine=ManyOnHost)
 
 
 @pytest.mark.slow
@@ -203,6 +229,8 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     gives_pages_in_view_away,
     takes_an_idle_page_and_leaves_it_in_the_tree,
     counts_late_tokens_of_ended_sequences,
+]
+HOST_BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     moves_pages_out_a_step_late,
     fetches_from_the_first_page_on,
     keeps_host_pages_of_those_that_end,
@@ -210,13 +238,14 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", [*BUGS, *HOST_BUGS], ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
+    machine = ManyOnHost if bug in HOST_BUGS else SchedulerMachine
     with pytest.raises(Exception):  # noqa: B017, PT011  (a broken invariant, or a crash of its own)
-        run(400, seed=True, phases=[Phase.generate])
+        run(400, seed=True, phases=[Phase.generate], machine=machine)
 
 
 def test_the_pool_has_each_page_once() -> None:
