@@ -1,6 +1,6 @@
 """n-gram guesses on text that repeats itself: seconds of the processor per token, with and without.
 
-    python -m benchmarks.serve_repeats FOLDER [--dtype fp32] [--guesses 8] [--new 96] [--rounds 3]
+    python benchmarks/serve_repeats.py FOLDER [--dtype fp32] [--guesses 8] [--new 96] [--rounds 3]
 
 FOLDER holds a model and its tokenizer. Prompts are passages that stand there three times and begin
 a fourth; the model goes on, greedily, one answer at a time. Both ways in turns on one thread. In
