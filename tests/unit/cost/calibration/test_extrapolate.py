@@ -141,7 +141,7 @@ def test_the_published_runs_where_nothing_was_seen() -> None:
     bars = {"chips": 7.0, "hidden": 12.0, "sequence": 5.0, "sharding": 3.0, "tensor": 4.0}
     for name, bar in bars.items():
         assert found.by_judge[name].mean_pct < bar, name
-    assert 75.0 <= inside_as_weighed(found.judged) <= 85.0
-    assert 72.0 <= found.together.inside_pct <= 90.0
     for name in (STACK, CHIP, "hidden"):
         assert 72.0 <= found.by_judge[name].inside_pct <= 90.0, name
+    assert 75.0 <= inside_as_weighed(found.judged) <= 85.0
+    assert 75.0 <= found.together.inside_pct <= 85.0  # 85.5 on 19 November 2026: not reached
