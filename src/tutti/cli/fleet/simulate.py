@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +15,12 @@ from tutti.cli.shared.progress import progress_bar
 from tutti.errors import InputError, hint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tutti.fleet.chips import Grounds
     from tutti.fleet.figures import FleetFigures
-    from tutti.fleet.simulate import Breakdowns
+    from tutti.fleet.policy import Policy
+    from tutti.fleet.simulate import Breakdowns, History, Simulation
     from tutti.fleet.traces.trace import Trace
 
 USUAL = ("fifo/random", "fifo/first", "fifo/tightest", "fifo/tightest/wait/move")
@@ -79,32 +83,45 @@ def simulate(
     )
     habits = habits_of(plan or [], [request.job for _, request in requests])
     requests = that_fit(grounds, requests, habits)
-    histories, rows = [], []
-    with progress_bar("count", "simulating", wanted=not json) as update:
-        for one in policies:
-            network = shared_network(grounds, traffic, share, habits, alone=alone)
-            simulation = Simulation(
-                grounds, one, requests, network=network, breakdowns=_breakdowns(mtbf, seed)
-            )
-            history = simulation.run(lambda done, of, one=one: update(one.name, done, of))  # type: ignore[misc]
-            histories.append(history)
-            rows.append(figures(history))
+
+    def simulation_of(one: Policy) -> Simulation:
+        network = shared_network(grounds, traffic, share, habits, alone=alone)
+        breakdowns = _breakdowns(mtbf, seed)
+        return Simulation(grounds, one, requests, network=network, breakdowns=breakdowns)
+
+    histories = _histories(policies, simulation_of, shown=not json)
+    rows = [figures(history) for history in histories]
     if html is not None:
         from tutti.report.fleet import write_fleet_page
 
         write_fleet_page(html, histories, rows, replayed)
     if json:
-        print_json({
-            "trace": replayed.name, "kind": replayed.kind, "jobs": len(replayed.rows),
-            "left_out": replayed.left_out, "span_s": replayed.span_s,
-            "cluster": grounds.cluster.name,
-            "nodes": grounds.num_nodes, "chips": grounds.num_chips, "traffic": traffic,
-            "policies": [row.to_document() for row in rows],
-        })  # fmt: skip
+        print_json(_document(replayed, grounds, rows) | {"traffic": traffic})
         return
     _print(replayed, grounds, rows)
     if html is not None:
         typer.echo(f"written to {html}")
+
+
+def _histories(
+    policies: Sequence[Policy], simulation_of: Callable[[Policy], Simulation], *, shown: bool
+) -> list[History]:
+    """Run the trace under each policy; the bar says how many jobs are done."""
+    histories = []
+    with progress_bar("count", "simulating", wanted=shown) as update:
+        for one in policies:
+            say = functools.partial(update, one.name)
+            histories.append(simulation_of(one).run(say))
+    return histories
+
+
+def _document(trace: Trace, grounds: Grounds, rows: Sequence[FleetFigures]) -> dict[str, Any]:
+    return {
+        "trace": trace.name, "kind": trace.kind, "jobs": len(trace.rows),
+        "left_out": trace.left_out, "span_s": trace.span_s, "cluster": grounds.cluster.name,
+        "nodes": grounds.num_nodes, "chips": grounds.num_chips,
+        "policies": [row.to_document() for row in rows],
+    }  # fmt: skip
 
 
 def _trace(name: str, grounds: Grounds, jobs: int, load: float, seed: int) -> Trace:
