@@ -292,6 +292,18 @@ def test_a_fault_in_a_log_that_is_trouble_throughout_is_told(tmp_path: Path) -> 
     found = answer(tmp_path, text)
     assert (found.component, found.where.ranks) == (Component.CHIP, (7,))
     assert found.evidence[0].line == 50_001
+    assert not any("not looked at" in note for note in found.notes)
+
+
+def test_who_reads_a_flood_of_like_lines_is_told_that_not_all_were_looked_at(
+    tmp_path: Path,
+) -> None:
+    line = "[rank{}]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    found = answer(tmp_path, "".join(line.format(i % 16) for i in range(40_000)))
+    assert found.component is Component.CHIP
+    assert [note for note in found.notes if "not looked at" in note] == [
+        "7,218 lines like tens of thousands before them were not looked at"
+    ]
 
 
 def test_lines_of_one_shape_are_thinned_and_others_are_not() -> None:
@@ -299,6 +311,7 @@ def test_lines_of_one_shape_are_thinned_and_others_are_not() -> None:
     block = b"".join(b"cuda error %d\n" % i for i in range(200_000))
     passed = gate.positions(block, whole_bytes=len(block))
     assert 32_768 <= len(passed) < 34_000
+    assert gate.thinned == 200_000 - len(passed)
     unknown = b"".join(b"error %d\n" % i for i in range(200_000))
     assert len(gate.positions(unknown, whole_bytes=len(unknown))) == 64
     assert len(gate.positions(b"a new cuda error\n" * 5, whole_bytes=len(block))) == 5

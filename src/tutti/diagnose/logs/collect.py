@@ -220,4 +220,8 @@ def collect(
     for name, text in texts.items():
         seen = reader.begin(name, Identity())
         reader.take_all(loud_lines_of(text, gate, seen, whole_bytes=whole), Identity())
+    if gate.thinned:
+        seen.notes.append(
+            f"{gate.thinned:,} lines like tens of thousands before them were not looked at"
+        )
     return reader.into

@@ -44,7 +44,14 @@ class Gate:
         """`texts`: a line without any of them is known to nobody; None: every line may be known."""
         self.words = tuple(sorted({word.lower().encode() for word in words}))
         self._texts = None if texts is None else tuple(sorted({t.lower().encode() for t in texts}))
+        # lines that no signature knows; shapes; lines of trouble that were thinned
+        self._passed = np.zeros(3, dtype=np.int64)
         self._compiled: Any = None
+
+    @property
+    def thinned(self) -> int:
+        """Lines that a signature might know and nobody looked at, of floods of like lines."""
+        return int(self._passed[2])
 
     def positions(self, block: bytes, *, whole_bytes: int) -> list[int]:
         """Return where words end in `block`, ascending, at most one per line.
@@ -57,7 +64,7 @@ class Gate:
             shapes = np.zeros((_SHAPES, 2), dtype=np.uint64)  # of each its hash and its lines
             self._compiled = (
                 _scanner(), *_automaton(self.words, self._texts or ()), shapes,
-                np.zeros(2, dtype=np.int64), _TEXT | _RARE if self._texts is None else 0,
+                self._passed, _TEXT | _RARE if self._texts is None else 0,
             )  # fmt: skip
         scan, *tables = self._compiled
         data = np.frombuffer(block, dtype=np.uint8)
@@ -149,8 +156,11 @@ def _scanner() -> Any:
             return lines <= _MOST_UNKNOWN_OF_A_SHAPE and passed[0] <= _MOST_UNKNOWN
         passed[1] += lines <= 1
         if passed[1] > _MOST_SHAPES and lines <= 1 and not seen & _RARE:
-            return passed[1] % _ONE_SHAPE_IN == 0
-        return lines <= _MOST_OF_A_SHAPE or lines % _ONE_IN == 0
+            looked_at = passed[1] % _ONE_SHAPE_IN == 0
+        else:
+            looked_at = lines <= _MOST_OF_A_SHAPE or lines % _ONE_IN == 0
+        passed[2] += not looked_at
+        return looked_at
 
     @numba.njit(cache=True, nogil=True)
     def scan(
