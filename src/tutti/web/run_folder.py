@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from tutti.diagnose.runs.folder import any_alive, diagnose_run, read_alerts
 from tutti.errors import InputError, TuttiError
-from tutti.files import require_folder
+from tutti.files import read_file, require_folder
 from tutti.hardware.cluster import Cluster
 from tutti.observe.alerts import Alert
 from tutti.observe.figures import FIGURES
@@ -79,11 +80,24 @@ class RunFolder:
     def _state(self) -> str:
         if not self.folder.is_dir():
             return "vanished"
-        names = [self.folder / METRICS, self.folder / SOON, self.folder / SERIES / FILE]
-        touched = max((p.stat().st_mtime for p in names if p.exists()), default=0.0)
-        if time.time() - touched < _QUIET_S or any_alive(self._heads()):
+        if any_alive(self._heads()):
             return "alive"
+        if not self._made_all():
+            names = [self.folder / METRICS, self.folder / SOON, self.folder / SERIES / FILE]
+            touched = max((p.stat().st_mtime for p in names if p.exists()), default=0.0)
+            if time.time() - touched < _QUIET_S:
+                return "alive"
         return "over" if len(self._steps) else "no step yet"
+
+    def _made_all(self) -> bool:
+        """Whether all steps that were asked for are made: then nobody waits for another one."""
+        try:
+            asked = read_file(self.folder / RUN_FILE)
+        except InputError:  # a copy without it, or half of one
+            return False
+        wanted = asked.get("steps") if isinstance(asked, Mapping) else None
+        made = self._steps.last("step")
+        return isinstance(wanted, int) and made is not None and made >= wanted
 
     def _heads(self) -> list[Any]:
         """Return one ring: the ranks of a run live and die together, as far as this host goes."""

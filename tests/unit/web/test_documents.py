@@ -22,7 +22,7 @@ from tests.support.watched_runs import (
     with_rings,
 )
 from tutti.errors import InputError
-from tutti.observe.folder import METRICS, SERIES
+from tutti.observe.folder import METRICS, RUN_FILE, SERIES
 from tutti.web.figures import packed
 from tutti.web.lines import GrowingLines
 from tutti.web.run_folder import RunFolder
@@ -166,6 +166,18 @@ def test_a_link_among_the_logs_is_not_followed(tmp_path: Path) -> None:
     (run / "logs").mkdir()
     (run / "logs" / "secret.log").symlink_to("/etc/hostname")
     assert "no logs" in RunFolder(run).view("logs", {})["missing"]
+
+
+@pytest.mark.parametrize(("asked", "state"), [(6, "over"), (7, "alive"), (None, "alive")])
+def test_a_run_that_made_all_its_steps_is_over_at_once(
+    tmp_path: Path, asked: int | None, state: str
+) -> None:
+    folder = finished_run(tmp_path / "run", steps=6)
+    config = {"model": "m"} | ({} if asked is None else {"steps": asked})
+    (folder / RUN_FILE).write_text(json.dumps(config))
+    assert RunFolder(folder, "run").summary()["state"] == state
+    (folder / RUN_FILE).write_text("{")  # while it is copied
+    assert RunFolder(folder, "run").summary()["state"] == "alive"
 
 
 def test_a_run_without_anything_says_so_in_each_view(tmp_path: Path) -> None:

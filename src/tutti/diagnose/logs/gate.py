@@ -122,7 +122,8 @@ def _automaton(
 
 
 @functools.cache
-def _scanner() -> Any:
+def _thinning() -> Any:
+    """Return what says whether a line with a word of trouble is looked at."""
     import numba
 
     @numba.njit(cache=True, nogil=True)
@@ -161,6 +162,15 @@ def _scanner() -> Any:
             looked_at = lines <= _MOST_OF_A_SHAPE or lines % _ONE_IN == 0
         passed[2] += not looked_at
         return looked_at
+
+    return passes
+
+
+@functools.cache
+def _scanner() -> Any:
+    import numba
+
+    passes = _thinning()
 
     @numba.njit(cache=True, nogil=True)
     def scan(
