@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tutti.accelerator import open_accelerator
-from tutti.bench.train_speed import SETTINGS, SpeedQuestion, _tokens
+from tutti.bench.training.question import SETTINGS, SpeedQuestion, tokens_of
 from tutti.nn.batch import Batch
 from tutti.nn.initialize import initialize
 from tutti.ranks.single_rank import NoLinks
@@ -39,7 +39,7 @@ def measured(asked: SpeedQuestion) -> list[Kernel]:
     engine = Engine(plan, spec, 0, accelerator, NoLinks(), clip_norm=None)
     initialize(engine.model, on_device=True)
     engine.take_masters()
-    tokens, targets = _tokens(asked, spec, accelerator, 0)
+    tokens, targets = tokens_of(asked, spec, accelerator, 0)
     batch = Batch.of(spec, tokens.flatten(), [length] * micro_batch, targets_t=targets.flatten())
     for _ in range(3):
         engine.step(lambda _: batch, SETTINGS)

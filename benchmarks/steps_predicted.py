@@ -13,7 +13,8 @@ import json
 import statistics
 from typing import Any
 
-from tutti.bench.train_speed import SpeedQuestion, our_speed
+from tutti.bench.training.question import SpeedQuestion
+from tutti.bench.training.speed import our_speed
 
 MODELS = ("qwen3-8b:18", "llama-3.2-3b", "gemma-2-2b", "qwen3-30b-a3b:12", "deepseek-v2-lite:8")
 BATCHES = "1x2048,1x4096,4x2048"  # sequences, tokens of each

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tutti.accelerator import open_accelerator
-from tutti.bench.train_speed import SETTINGS, Say
+from tutti.bench.training.question import SETTINGS, Say
 from tutti.models import read_config
 from tutti.models.load import catalog_config
 from tutti.nn.batch import Batch

@@ -15,7 +15,7 @@ from tutti.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tutti.bench.train_speed import SpeedQuestion
+    from tutti.bench.training.question import SpeedQuestion
 
 
 class FrozenBase(StrEnum):
@@ -44,7 +44,10 @@ CaptureOption = Annotated[
     Capture, typer.Option(help="Our blocks as graphs: where it pays, or can be.")
 ]
 Peers = Annotated[
-    bool, typer.Option("--peers/--no-peers", help="Also transformers, plain and with Liger.")
+    bool,
+    typer.Option(
+        "--peers/--no-peers", help="Also transformers, Liger, torchtitan: what is installed."
+    ),
 ]
 Breakdown = Annotated[
     bool, typer.Option("--breakdown", help="Where each millisecond of our step goes.")
@@ -93,7 +96,8 @@ def train(
     require_torch("bench train")
     if base is not FrozenBase.WIDE and lora is None:
         raise InputError(f"--base {base.value} is for weights beside adapters; give --lora RANK")
-    from tutti.bench.train_speed import SpeedQuestion, speeds
+    from tutti.bench.training.question import SpeedQuestion
+    from tutti.bench.training.speed import speeds
 
     asked = SpeedQuestion(
         model=model, device=device, micro_batch=micro_batch, sequence_length=sequence_length,
@@ -113,7 +117,7 @@ def train(
         print_rich(_where(rows[0]))
         print_rich(_parts(rows[0]))
         if rows[0]["mfu"] is not None:
-            from tutti.bench.train_breakdown import Part, needed
+            from tutti.bench.training.breakdown import Part, needed
 
             typer.echo(needed([Part(**part) for part in rows[0]["parts"]], rows[0]["mfu"], target))
 
@@ -122,7 +126,7 @@ def _every_type(
     asked: SpeedQuestion, most: float, types: str, line: ProgressLine, *, peers: bool, json: bool
 ) -> None:
     """Time one model of each type, and show each as soon as it is known."""
-    from tutti.bench.train_types import one_of_each_type, speeds_apart
+    from tutti.bench.training.model_types import one_of_each_type, speeds_apart
 
     wanted = [name.strip() for name in types.split(",") if name.strip()]
     questions = list(one_of_each_type(asked, most, wanted))

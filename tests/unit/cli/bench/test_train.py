@@ -8,8 +8,9 @@ import pytest
 
 from tutti.accelerator import open_accelerator
 from tutti.accelerator.accelerator import MemoryUse
-from tutti.bench.train_speed import SpeedQuestion, our_speed
-from tutti.bench.train_types import one_of_each_type, speeds_apart
+from tutti.bench.training.model_types import one_of_each_type, speeds_apart
+from tutti.bench.training.question import SpeedQuestion
+from tutti.bench.training.speed import our_speed
 from tutti.errors import InputError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tutti.accelerator.devices.cpu import CpuAccelerator
-from tutti.bench.train_breakdown import (
+from tutti.bench.training.breakdown import (
     IDLE,
     OTHER,
     Part,

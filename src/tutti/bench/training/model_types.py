@@ -13,7 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from tutti.bench.train_speed import SpeedQuestion, speeds
+from tutti.bench.training.question import SpeedQuestion
+from tutti.bench.training.speed import speeds
 from tutti.errors import InputError, hint
 from tutti.models import read_config
 from tutti.models.families import model_types
@@ -54,7 +55,7 @@ def speeds_apart(
 ) -> Iterator[tuple[SpeedQuestion, list[dict[str, Any]]]]:
     """Yield each question with its rows; a process that dies is a row that says so."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "tutti.bench.train_speed"])
+    context.set_forkserver_preload(["torch", "transformers", "tutti.bench.training.speed"])
     for asked in questions:
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             try:

@@ -1,0 +1,1 @@
+"""Whole training steps on one chip, beside peers."""
