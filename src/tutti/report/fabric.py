@@ -133,7 +133,7 @@ def _section(plan: PlanOnFabric, number: int) -> Section:
     rows = [
         Row((
             f"{one.traffic.name}: {one.traffic.operation.value}",
-            one.traffic.program,
+            one.program,
             f"{one.traffic.groups:,} × {one.traffic.ranks:,}",
             bytes_text(one.traffic.num_bytes),
             seconds_text(one.priced_s),

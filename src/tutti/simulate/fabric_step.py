@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tutti.collective import Operation
 from tutti.errors import InputError
 from tutti.fabric.failures import Failures
+from tutti.fabric.in_switch import Trees, addable
 from tutti.fabric.paths import Rules
 from tutti.fabric.replay import Teams, busy_seconds, is_native
 from tutti.fabric.shares import fair_paces
@@ -27,6 +29,7 @@ from tutti.simulate.result import SimulationResult
 from tutti.simulate.run import simulate
 from tutti.simulate.traffic import Flight, Traffic
 
+IN_SWITCH = "in switch"
 MOST_SETS = 48  # of traffic under way together that are solved, longest first
 _REPEATS = 4  # of the longest step that several plans are followed for
 
@@ -36,6 +39,7 @@ class Sent:
     """One kind of traffic on the fabric."""
 
     traffic: Traffic
+    program: str  # that it ran as
     priced_s: float  # by the cost model
     alone_s: float
     shared_s: float = 0.0  # beside what the same plan sends at the time
@@ -52,7 +56,7 @@ class Sent:
     def bus_bandwidth(self) -> float:
         """Bytes per second and chip that the collective comes to, as benchmarks count."""
         size, seconds = self.traffic.ranks, self.together_s
-        if self.traffic.program == "send" or seconds <= 0:
+        if self.program == "send" or seconds <= 0:
             return 0.0
         factor = 2.0 if self.traffic.operation == "all_reduce" else 1.0
         return factor * (size - 1) / size * self.traffic.num_bytes / seconds
@@ -83,11 +87,15 @@ def plans_on_fabric(
     *,
     rules: Rules | None = None,
     failures: Failures | None = None,
+    in_switch: bool = False,
 ) -> list[PlanOnFabric]:
-    """Send the traffic of plans over one fabric at the same time."""
+    """Send the traffic of plans over one fabric at the same time.
+
+    `in_switch`: all-reduces are added up by the switches where that is faster.
+    """
     _require_apart(names, estimates)
     sent = [
-        [_alone(one, estimate, wiring, rules, failures) for one in own]
+        [_alone(one, estimate, wiring, rules, failures, in_switch=in_switch) for one in own]
         for estimate, own in zip(estimates, traffic, strict=True)
     ]
     for estimate, own in zip(estimates, sent, strict=True):
@@ -164,6 +172,8 @@ def _alone(
     wiring: Wiring,
     rules: Rules | None,
     failures: Failures | None,
+    *,
+    in_switch: bool,
 ) -> Sent:
     """Replay one kind of traffic, nothing else under way."""
     steps: list[float] = []
@@ -185,14 +195,34 @@ def _alone(
     # a chunk passes all steps, the others follow at the pace of the slowest
     chunks = traffic.chunks
     seconds = (sum(steps) + (chunks - 1) * max(steps)) / chunks
+    program = traffic.program
+    added = _added_up(traffic, wiring, failures) if in_switch else None
+    if added is not None and added[1] < seconds:
+        (whole, seconds), program = added, IN_SWITCH
+        efficiency = link_efficiency(wiring, traffic, len(whole.flows.rates))
+        slowest, flows = float(whole.connections(efficiency).min()), whole.flows.size
     used = whole.paces(efficiency)
     links, carried = _bytes(whole, wiring)
     return Sent(
-        traffic=traffic, priced_s=_priced(traffic, estimate), alone_s=seconds, slowest_flow=slowest,
-        flows=flows, whole=whole, links=links, bytes_by_link=carried,
+        traffic=traffic, program=program, priced_s=_priced(traffic, estimate), alone_s=seconds,
+        slowest_flow=slowest, flows=flows, whole=whole, links=links, bytes_by_link=carried,
         pace=float(used[np.bincount(whole.teams, minlength=len(used)) > 0].min()),
         load=_load(whole, used)[links],
     )  # fmt: skip
+
+
+def _added_up(
+    traffic: Traffic, wiring: Wiring, failures: Failures | None
+) -> tuple[Trees, float] | None:
+    """Return an all-reduce as switches do it, and its seconds; None: they cannot."""
+    if traffic.operation is not Operation.ALL_REDUCE or traffic.seats is None:
+        return None
+    if not addable(wiring, traffic.seats):
+        return None
+    trees = Trees(wiring, traffic.seats, traffic.num_bytes, failures)
+    pace = float(trees.paces(link_efficiency(wiring, traffic, wiring.num_links)).min())
+    waits = trees.latency_s + 2 * traffic.efficiency.hop_s
+    return trees, waits + 1.0 / pace if pace > 0 else np.inf
 
 
 def _priced(traffic: Traffic, estimate: Estimate) -> float:

@@ -125,7 +125,7 @@ def _programs(
             flights=program_flights(
                 build(operation, choice.algorithm, links.group), ordered, num_bytes
             ),
-            efficiency=efficiency,
+            efficiency=efficiency, seats=ordered,
         )  # fmt: skip
 
 

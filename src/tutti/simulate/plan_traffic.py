@@ -114,7 +114,7 @@ def _collective(
     return Traffic(
         name=f"{wish.use} {_place(pricer, shared)}", program=choice.algorithm,
         operation=wish.operation, ranks=group.size, groups=len(everyone),
-        num_bytes=wish.num_bytes, chunks=choice.chunks, flights=flights,
+        num_bytes=wish.num_bytes, chunks=choice.chunks, flights=flights, seats=seats,
         efficiency=shared.efficiency(wish.links.pools),
     )  # fmt: skip
 

@@ -53,6 +53,7 @@ class Traffic:
     chunks: int
     flights: list[Flight]
     efficiency: Efficiency
+    seats: Integers | None = None  # of collectives: a row of chips for each group
     instructions: dict[int, Integers] = field(default_factory=dict)  # class → flat indices
     inside: Inside | None = None
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tutti.cli import main
+from tutti.collective import Operation
 from tutti.document import Place
 from tutti.errors import InputError
 from tutti.fabric.failures import Failures
@@ -28,7 +29,7 @@ from tutti.plan.plan import Plan
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.report.fabric import utilisation, write_fabric_page
 from tutti.simulate.estimate import estimate
-from tutti.simulate.fabric_step import plans_on_fabric, stall
+from tutti.simulate.fabric_step import IN_SWITCH, plans_on_fabric, stall
 from tutti.simulate.plan_traffic import plan_traffic
 
 
@@ -200,3 +201,28 @@ def test_the_page_of_two_plans_names_both(tmp_path: Path) -> None:
         tmp_path / "two.html", [result, replace(result, name="two")], wiring, wiring.rates, "spray"
     )
     assert "one beside two" in (tmp_path / "two.html").read_text(encoding="utf-8")
+
+
+def test_switches_that_add_up_halve_what_gradients_take() -> None:
+    """Gradients of 4 copies, one NIC per rail: a ring sends 2·3/4 of the bytes, a tree all once."""
+    on = cluster(oversubscription=2.0)
+    found, wiring = estimate(plan(on, "tp=8,pp=2,sp=1")), wire(on)
+    traffic = plan_traffic(found, wiring)
+    rings, trees = (
+        plans_on_fabric(["one"], [found], [traffic], wiring, in_switch=adds)[0]
+        for adds in (False, True)
+    )
+    assert {one.program for one in rings.sent} == {one.traffic.program for one in rings.sent}
+    added = [one for one in trees.sent if one.program == IN_SWITCH]
+    assert {one.traffic.operation for one in added} == {Operation.ALL_REDUCE}
+    before = {id(one.traffic): one for one in rings.sent}
+    efficiency, nic = added[0].traffic.efficiency, 50e9
+    for one in added:
+        # copies lie on every leaf of two nodes, one of each stage: 2:1 leaves a NIC's rate
+        by_hand = one.traffic.num_bytes / (nic * efficiency.fabric)
+        waits = one.whole.latency_s + 2 * efficiency.hop_s
+        assert one.alone_s == pytest.approx(by_hand + waits, rel=1e-9)
+        assert one.alone_s < before[id(one.traffic)].alone_s
+        assert one.bus_bandwidth > before[id(one.traffic)].bus_bandwidth
+    assert added
+    assert trees.together_s < rings.together_s

@@ -33,6 +33,13 @@ def simulate(
         list[str] | None,
         typer.Option(help="What has failed: 'spine 3', 'leaf 2 - spine 7', a chip's NICs a/0/3."),
     ] = None,
+    in_switch: Annotated[
+        bool | None,
+        typer.Option(
+            "--in-switch/--no-in-switch",
+            help="Switches add up all-reduces between nodes (SHARP) [default: as the fabric says].",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the connections' source ports.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a page: links over time.")] = None,
     json: Json = False,
@@ -60,10 +67,11 @@ def simulate(
     rules = _rules(wiring, routing, connections, split, seed)
     failures = Failures.parse(wiring, fail) if fail else None
     traffic = [plan_traffic(one, wiring) for one in estimates]
+    adding = cluster.fabric.in_switch_reduction if in_switch is None else in_switch
     results = plans_on_fabric(
-        _names(plans), estimates, traffic, wiring, rules=rules, failures=failures
+        _names(plans), estimates, traffic, wiring, rules=rules, failures=failures, in_switch=adding
     )
-    said = _said(rules, failures)
+    said = _said(rules, failures) + (" · switches add up" if adding else "")
     if failures is not None:
         from tutti.simulate.fabric_step import stall
         from tutti.units import seconds_text
@@ -77,7 +85,7 @@ def simulate(
         write_fabric_page(html, results, wiring, rates, said)
     if json:
         document = {"cluster": cluster.name, "routing": rules.routing.value,
-                    "connections": rules.connections}  # fmt: skip
+                    "connections": rules.connections, "in_switch": adding}  # fmt: skip
         print_json(document | {"plans": [_document(result) for result in results]})
         return
     typer.echo(f"{cluster.name}: {said}")
@@ -147,7 +155,7 @@ def _document(plan: PlanOnFabric) -> dict[str, Any]:
         "traffic": [
             {
                 "what": one.traffic.name, "operation": one.traffic.operation.value,
-                "program": one.traffic.program, "groups": one.traffic.groups,
+                "program": one.program, "groups": one.traffic.groups,
                 "ranks": one.traffic.ranks, "bytes": one.traffic.num_bytes, "flows": one.flows,
                 "seconds_priced": one.priced_s, "seconds_alone": one.alone_s,
                 "seconds_own_plan": one.shared_s, "seconds": one.together_s,
@@ -177,10 +185,10 @@ def _print(plan: PlanOnFabric, *, several: bool) -> None:
     order = sorted(plan.sent, key=lambda one: -one.together_s)
     for one in order[:_ROWS]:
         what = one.traffic.name
-        if one.traffic.program != "send":
+        if one.program != "send":
             what = f"{what}: {one.traffic.operation.value}"
         table.add_row(
-            what, one.traffic.program, f"{one.traffic.groups} × {one.traffic.ranks}",
+            what, one.program, f"{one.traffic.groups} × {one.traffic.ranks}",
             bytes_text(one.traffic.num_bytes), seconds_text(one.priced_s),
             seconds_text(one.alone_s), seconds_text(one.together_s),
             f"{one.bus_bandwidth / 1e9:.1f} GB/s" if one.bus_bandwidth else "–",
