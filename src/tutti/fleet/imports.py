@@ -89,6 +89,10 @@ def _from_conf(text: str, name: str) -> list[HostPlace]:
             continue
         if switch in below or switch in hosts:
             raise InputError(f"{name}: line {number}: '{switch}' stands twice")
+        if "nodes" in words and "switches" in words:
+            raise InputError(
+                f"{name}: line {number}: '{switch}' has nodes and switches; give each switch one"
+            )
         if "nodes" in words:
             hosts[switch] = split_names(words["nodes"])
         elif "switches" in words:
@@ -112,6 +116,8 @@ def _from_topologies(documents: Sequence[list[Any]], name: str) -> list[HostPlac
         for entry in entries if isinstance(entries, list) else ():
             if not isinstance(entry, dict) or label not in entry:
                 raise InputError(f"{name}: an entry of '{key}' has no '{label}'")
+            if "nodes" in entry and "children" in entry:
+                raise InputError(f"{name}: '{entry[label]}' has nodes and children; give one")
             if "nodes" in entry:
                 hosts[str(entry[label])] = split_names(str(entry["nodes"]))
             else:
@@ -224,6 +230,8 @@ def _from_hyper_nodes(documents: Sequence[dict[str, Any]], name: str) -> list[Ho
                 raise InputError(f"{name}: HyperNode '{own}': only exactMatch members can be read")
             kind = hosts if member.get("type") == "Node" else below
             kind.setdefault(own, []).append(str(chosen["name"]))
+            if own in hosts and own in below:
+                raise InputError(f"{name}: HyperNode '{own}' has nodes and HyperNodes; give one")
     return _placed(hosts, below, name)
 
 

@@ -37,5 +37,8 @@ def _why_not(grounds: Grounds, policy: Policy, request: JobRequest, shape: Shape
         chips += count * wanted
     most = policy.quotas.get(request.tenant)
     if most is not None and chips > most:
-        return f"needs {many(chips, 'chip')}, but the quota of '{request.tenant}' is {most}"
+        return (
+            f"needs {many(chips, 'chip')}, but the quota of '{request.tenant}' is {most}; "
+            f"raise it to {chips}, or ask for less"
+        )
     return None

@@ -17,6 +17,8 @@ def expand_names(text: str) -> list[str]:
     """Return the host names that "gpu[00-03,7].example" stands for, as Slurm writes them."""
     match = _RANGE.search(text)
     if match is None:
+        if "[" in text or "]" in text:
+            raise InputError(f"hosts: '{text}': a bracket is not closed; write 'gpu[0-7]'")
         return [text]
     head, tail = text[: match.start()], text[match.end() :]
     numbers: list[str] = []

@@ -150,7 +150,13 @@ def test_there_and_back(jobs: Path, capfd: Any) -> None:
             ("simulate", "jobs.csv", "oversubscribed", "--quota", "x"),
             "--quota: 'x'; write a tenant",
         ),
-        ((*LARGE, "--quota", "x=16"), "the quota of 'x' is 16"),
+        ((*LARGE, "--quota", "x=16"), "the quota of 'x' is 16; raise it to 32"),
+        ((*LARGE, "--quota", "xy=16"), "no job of jobs.csv is of tenant 'xy'; "),
+        ((*LARGE, "--quota", "x=0"), "quota of 'x': 0 chips"),
+        (
+            ("place", "jobs.csv", "oversubscribed", "--busy", "h800/0-3", "--busy", "h800/3"),
+            "node h800/3 is named twice",
+        ),
         ((*LARGE, "--traffic", "rings"), "did you mean 'ring'?"),
         (
             ("simulate", "jobs.csv", "oversubscribed", "--traffic", "ring", "--share", "2"),

@@ -119,6 +119,9 @@ TREE = "SwitchName=l0 Nodes=h[0-1]\nSwitchName=l1 Nodes=h[2-3]\n"
         ),
         ("SwitchName=l0 Nodes=h0\nSwitchName=l1 Nodes=h0\n", "host 'h0' hangs on 'l0' and 'l1'"),
         ("SwitchName=l0 Nodes=h0\nSwitchName=l0 Nodes=h1\n", "line 2: 'l0' stands twice"),
+        ("SwitchName=l0 Nodes=h0 Switches=s\nSwitchName=s Switches=l0\n", "nodes and switches"),
+        ("SwitchName=l0 Nodes=h[0-3\n", "'h[0-3': a bracket is not closed"),
+        ("SwitchName=l0 Nodes=h[3-0]\n", "write ranges like"),
         ("SwitchName=l0\n", "'l0' has neither nodes nor switches"),
     ],
 )

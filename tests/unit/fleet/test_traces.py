@@ -13,6 +13,8 @@ from tests.support.fleet_machine import small_cluster
 from tutti.errors import InputError
 from tutti.fleet.chips import Grounds
 from tutti.fleet.model_jobs import MixTable, ModelJob
+from tutti.fleet.policy import Policy
+from tutti.fleet.simulate import Simulation
 from tutti.fleet.traces.generate import chip_weights, generate, moments
 from tutti.fleet.traces.trace import read_trace, requests_of
 from tutti.hardware.cluster import Cluster
@@ -79,6 +81,7 @@ def test_columns_of_others_are_read(name: str, tmp_path: Path) -> None:
 
 
 OURS = "job,submit_s,duration_s,nodes\n"
+GROUPED = "job,submit_s,duration_s,nodes,one_group\n"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,12 @@ OURS = "job,submit_s,duration_s,nodes\n"
         (OURS + "a,0,5,1\na,1,5,1\n", "line 3: job 'a' stands on line 2, too"),
         (OURS + "a,0,5\n", "another number of columns"),
         (OURS + "a,0,5,0\n", "job 'a' asks for nothing"),
+        (OURS, "has a header and no job"),
+        (GROUPED + "a,0,5,1,perhaps\n", "'one_group' is 'perhaps'; expected true or false"),
+        (
+            "JobID|Submit|Elapsed|NNodes|AllocTRES\n1|Unknown|00:10:00|2|gres/gpu=16\n",
+            "no job ran; 1 row without a start, an end or chips left out",
+        ),
         ("job,submit_s,duration_s,nods\n", "unknown column 'nods'; did you mean 'nodes'?"),
         ("job,submit_s,duration_s\na,0,1\n", "no column 'nodes' and none 'chips'"),
         ("job,submit,duration_s,nodes\n", "no column 'submit_s'; it looks most like tutti"),
@@ -131,8 +140,21 @@ def test_jobs_of_models_take_what_the_planner_says(tmp_path: Path) -> None:
 
 def test_a_job_larger_than_the_cluster_is_refused(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, OURS + "a,0,5,12\n"))
-    with pytest.raises(InputError, match="job 'a' asks for 12 nodes, more than 'small' has"):
+    said = "job 'a' asks for 12 nodes, more than 'small' has in one pool; nearest is 'p0' with 11 "
+    with pytest.raises(InputError, match=said + "nodes, 88 chips"):
         requests_of(trace, GROUNDS)
+
+
+def test_a_job_may_ask_for_one_group_and_gets_it_or_is_told_the_largest(tmp_path: Path) -> None:
+    rows = "b,0,50,2,no\nc,0,5,2,0\na,0,5,4,true\n"
+    requests = requests_of(read_trace(written(tmp_path, GROUPED + rows)), GROUNDS)
+    assert [request.one_group for _, request in requests] == [False, False, True]
+    history = Simulation(GROUNDS, Policy.parse("fifo/first"), requests).run()
+    lain = [GROUNDS.spread(spell.allocation.mask) for spell in history.jobs["a"].spells]
+    assert lain == [1]
+    large = requests_of(read_trace(written(tmp_path, GROUPED + "a,0,5,5,yes\n")), GROUNDS)
+    with pytest.raises(InputError, match="in one group, but the largest has 4 of pool 'p0'"):
+        Simulation(GROUNDS, Policy(), large).run()
 
 
 @pytest.mark.parametrize("name", moments())

@@ -74,6 +74,7 @@ def simulate(
     policies = [replace(Policy.parse(text), seed=seed, quotas=quotas) for text in policy or USUAL]
     grounds = Grounds.of(Cluster.load(cluster))
     replayed = _trace(trace, grounds, jobs, load, seed).denser(denser)
+    _check_tenants(quotas, replayed)
     for name, value in (("--checkpoint", checkpoint), ("--restart", restart)):
         if not value >= 0:
             raise InputError(f"{name}: {value:g} s; give 0 or more")
@@ -145,6 +146,14 @@ def _quotas(texts: list[str]) -> dict[str, int]:
             raise InputError(f"--quota: '{text}'; write a tenant and its chips, such as vision=64")
         quotas[tenant] = int(chips)
     return quotas
+
+
+def _check_tenants(quotas: dict[str, int], trace: Trace) -> None:
+    tenants = sorted({row.tenant for row in trace.rows} - {""})
+    for name in quotas:
+        if name not in tenants:
+            known = hint(name, tenants) if tenants else "its jobs name no tenants"
+            raise InputError(f"--quota: no job of {trace.name} is of tenant '{name}'; {known}")
 
 
 def _breakdowns(hours: float | None, seed: int) -> Breakdowns | None:

@@ -1,9 +1,9 @@
 """Traces: jobs with the times at which they came, read from our CSV or from others' columns.
 
 Ours has `job, submit_s, duration_s` and `nodes` or `chips`, and may have `pool, priority, tenant,
-estimate_s`. Jobs of models have `job, model, tokens` instead: how long they take, on which nodes,
-the planner says. What others publish is read by its header: Slurm's `sacct` (with `|` between), the
-files of Acme, Helios, Philly and PAI. Jobs that never ran are left out, and counted.
+estimate_s, one_group`. Jobs of models have `job, model, tokens` instead: how long they take, on
+which nodes, the planner says. What others publish is read by its header: Slurm's `sacct` (with `|`
+between), the files of Acme, Helios, Philly and PAI. Jobs that never ran are left out, and counted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tutti.fleet.mix_values import request_by_worth
 from tutti.fleet.model_jobs import MixTable, ModelJob
 from tutti.fleet.request import JobRequest, Shape
 from tutti.fleet.traces.trace_columns import FORMATS, Models, NoJob, Ours, TraceColumns
+from tutti.units import many
 
 RESTART_S = 300.0  # assumed of jobs whose trace does not say: save, start, load
 CHECKPOINT_S = 1800.0  # the same: between checkpoints
@@ -39,6 +40,7 @@ class TraceRow:
     priority: int = 0
     tenant: str = ""
     estimate_s: float | None = None
+    one_group: bool = False  # or not at all
     training: ModelJob | None = None  # then chips and duration are the planner's to say
 
 
@@ -130,7 +132,11 @@ def make_trace(name: str, kind: TraceColumns, rows: Sequence[Mapping[str, str]])
             )
         rows_read.append(row)
     if not rows_read:
-        raise InputError(f"{name}: no job ran; {left_out} rows were left out")
+        if not rows:
+            raise InputError(f"{name}: has a header and no job; a trace needs at least one")
+        raise InputError(
+            f"{name}: no job ran; {many(left_out, 'row')} without a start, an end or chips left out"
+        )
     rows_read.sort(key=lambda row: row.submit_s)  # what others publish is not always in order
     first = rows_read[0].submit_s
     return Trace(
@@ -187,18 +193,37 @@ def requests_of(
             )
         shapes = shaper(row)
         if not shapes:
-            most = max(mask.bit_count() for mask in grounds.pool_masks)
+            asked = many(row.nodes, "node") if row.nodes else many(row.chips, "chip")
             raise InputError(
-                f"{trace.name}: job '{row.job}' asks for "
-                f"{f'{row.nodes} nodes' if row.nodes else f'{row.chips} chips'}, more than "
-                f"'{grounds.cluster.name}' has in one pool ({most} nodes)"
+                f"{trace.name}: job '{row.job}' asks for {asked}, more than "
+                f"'{grounds.cluster.name}' has in one pool; {_nearest(grounds, row.pool)}"
             )
+        if row.one_group:  # where none of its pools has such a group, the scheduler says so
+            shapes = tuple(shape for shape in shapes if _in_a_group(grounds, shape)) or shapes
         requests.append((row.submit_s, JobRequest(
             job=row.job, seconds=row.duration_s, shapes=shapes, priority=row.priority,
             tenant=row.tenant, estimate_s=row.estimate_s, checkpoint_s=checkpoint_s,
-            restart_s=restart_s,
+            restart_s=restart_s, one_group=row.one_group,
         )))  # fmt: skip
     return requests
+
+
+def _in_a_group(grounds: Grounds, shape: Shape) -> bool:
+    ((name, count),) = shape.nodes
+    return count <= grounds.largest_group(grounds.pool_names.index(name))
+
+
+def _nearest(grounds: Grounds, pool: str) -> str:
+    """Say how much the largest pool has that a job may run on."""
+    sizes = [
+        (mask.bit_count(), size, name)
+        for name, size, mask in zip(
+            grounds.pool_names, grounds.sizes, grounds.pool_masks, strict=True
+        )
+        if pool in ("", name)
+    ]
+    nodes, size, name = max(sizes, key=lambda one: one[0] * one[1])
+    return f"nearest is '{name}' with {many(nodes, 'node')}, {many(nodes * size, 'chip')}"
 
 
 def _shaper(

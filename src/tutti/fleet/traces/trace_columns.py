@@ -13,6 +13,7 @@ from tutti.fleet.model_jobs import ModelJob
 Row = Mapping[str, str]
 _STAMP = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d")
 _ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _NOTHING = ("", "None", "none", "nan", "NaN", "Unknown", "unknown", "NULL", "N/A")
 
 
@@ -71,6 +72,14 @@ def moment(row: Row, column: str) -> float:
     raise ValueError(f"'{column}' is '{text}'; expected a time such as 2023-05-01 12:00:00")
 
 
+def _truth(row: Row, column: str) -> bool:
+    """Return a column as yes or no."""
+    text = row[column].strip().lower()
+    if text not in _TRUTHS:
+        raise ValueError(f"'{column}' is '{row[column].strip()}'; expected true or false")
+    return _TRUTHS[text]
+
+
 def _given(row: Row, column: str) -> bool:
     return column in row and row[column].strip() not in _NOTHING
 
@@ -80,7 +89,7 @@ class Ours(TraceColumns):
 
     name = "tutti"
     needs = ("job", "submit_s", "duration_s")
-    knows = (*needs, "nodes", "chips", "pool", "priority", "tenant", "estimate_s")
+    knows = (*needs, "nodes", "chips", "pool", "priority", "tenant", "estimate_s", "one_group")
 
     def read(self, row: Row) -> dict[str, Any]:
         """Read a row; nothing is left out."""
@@ -96,6 +105,7 @@ class Ours(TraceColumns):
             "priority": whole(row, "priority") if _given(row, "priority") else 0,
             "tenant": row.get("tenant", "").strip(),
             "estimate_s": number(row, "estimate_s") if _given(row, "estimate_s") else None,
+            "one_group": _truth(row, "one_group") if _given(row, "one_group") else False,
         }
 
 
