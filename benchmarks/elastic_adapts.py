@@ -3,10 +3,12 @@
     python -m benchmarks.elastic_adapts lost    # a fast chip is drained, and comes back
     python -m benchmarks.elastic_adapts slow    # a fast chip slows 1.5 times, and recovers
     python -m benchmarks.elastic_adapts noise   # 500 steps whose compute times vary by 5 %
+    python -m benchmarks.elastic_adapts wire    # a host's wire falls to half its rate, and recovers
 
 Emulated chips of speeds 4:4:2:1, real arithmetic and real messages. Prints seconds per step as they
 were, as the chips were due to take them (which a busy machine does not change), and as predicted;
-what was decided; and how far the host fell behind.
+what was decided; and how far the host fell behind. `wire` takes three hosts of one chip
+each, in network namespaces: it needs root.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.timed_chips import Watched, emulated_s, job_of, overrun, run_beside, write
+from tests.support.wired_hosts import WiredHosts
+from tutti.diagnose.slow import FIRST, PAST
 from tutti.elastic.journal import Entry
 from tutti.elastic.operator_requests import OperatorRequest, wish
 from tutti.plan.files import load_plan
@@ -118,19 +122,16 @@ def slow(folder: Path, unit: int, steps: int) -> None:
     job = job_of(folder, "run", elastic={"drill": [drill]}, job=JOB)
     watched = Watched(job.config.folder)
 
-    def noted(phase: str) -> list[Entry]:
-        return [entry for entry in watched.entries() if entry.phase == phase]
-
     run_beside(job, watched, [
         lambda: watched.until(lambda: len(watched.records()) > 8),
         lambda: watched.steps("before", steps),
         lambda: watched.until(lambda: len(watched.records()) > SLOWED),
         lambda: watched.steps("slow", 4),
-        lambda: watched.until(lambda: noted("replanned") or noted("stays")),
+        lambda: watched.until(lambda: watched.noted("replanned") or watched.noted("stays")),
         lambda: watched.until(lambda: running(watched, 4)),
         lambda: watched.steps("shifted", steps),
-        lambda: watched.until(lambda: noted("well again")),
-        lambda: watched.until(lambda: len(noted("replanned")) > 1),
+        lambda: watched.until(lambda: watched.noted("well again")),
+        lambda: watched.until(lambda: len(watched.noted("replanned")) > 1),
         lambda: watched.until(lambda: running(watched, 4)),
         lambda: watched.steps("back", steps),
     ])  # fmt: skip
@@ -144,10 +145,54 @@ def slow(folder: Path, unit: int, steps: int) -> None:
     forecast = 1 - better.step_s / better.staying_s
     gain = 1 - watched.step_s("shifted") / watched.step_s("slow")
     print(f"gain {gain:.1%} of a step's time, forecast {forecast:.1%}: {gain / forecast:.0%} of it")
-    seen = noted("slow")[0].step or 0
-    well = noted("well again")[0].step or 0
+    seen = watched.noted("slow")[0].step or 0
+    well = watched.noted("well again")[0].step or 0
     print(f"slow from step {SLOWED} on, named at {seen}; well from {until + 1} on, told at {well}")
     decisions(watched.entries(), first=SLOWED)
+
+
+def wire(folder: Path, unit: int, steps: int) -> None:
+    """Let a host's wire carry half of what it did, and recover."""
+    hosts = WiredHosts(folder, 3, unit, rate=unit / 150)
+    job = hosts.job("run", steps=400)
+    watched, slowed, well_from = Watched(job.config.folder), list[int](), list[int]()
+
+    def changed(rate: float, steps: list[int]) -> None:
+        steps.append(len(watched.records()) + 1)
+        hosts.wire(1, rate)
+
+    try:
+        hosts.start(job)
+        watched.until(lambda: len(watched.records()) > FIRST + PAST - steps)
+        watched.steps("before", steps)
+        changed(hosts.rate / 2, slowed)
+        watched.steps("slow", 4)
+        watched.until(lambda: watched.noted("replanned", "stays"))
+        watched.until(lambda: running(watched, 3))
+        watched.steps("shifted", 10 + steps)
+        changed(hosts.rate, well_from)
+        watched.until(lambda: watched.noted("well again"))
+        watched.until(lambda: len(watched.noted("replanned")) > 1)
+        watched.until(lambda: running(watched, 3))
+        watched.steps("back", steps)
+        hosts.finish()
+    finally:
+        for name in watched.marks:
+            own = watched.marked(name)
+            print(f"{name}: {watched.step_s(name):.3f} s a step, overrun {overrun(own):.1%}")
+        decisions(watched.entries())
+        hosts.close()
+    first, *_ = plans_of(job.config.folder)
+    chips = [f"box/{host}/0" for host in range(3)]
+    better = find_better(job, first, chips, {}, {("box/1",): 2.0})
+    assert better.staying_s is not None
+    forecast = 1 - better.step_s / better.staying_s
+    gain = 1 - watched.step_s("shifted") / watched.step_s("slow")
+    print(f"gain {gain:.1%} of a step's time, forecast {forecast:.1%}: {gain / forecast:.0%} of it")
+    seen, well = (watched.noted(phase)[0].step for phase in ("slow", "well again"))
+    print(
+        f"half from step {slowed[0]} on, named at {seen}; whole from {well_from[0]}, told at {well}"
+    )
 
 
 def noise(folder: Path, unit: int, _steps: int) -> None:
@@ -168,12 +213,12 @@ def noise(folder: Path, unit: int, _steps: int) -> None:
 def main() -> None:
     """Run one of them, and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["lost", "slow", "noise"])
+    parser.add_argument("what", choices=["lost", "slow", "noise", "wire"])
     parser.add_argument("--unit", type=int, default=5_000, help="MFLOP/s of the slowest chip")
     parser.add_argument("--steps", type=int, default=6, help="steps of every part")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        {"lost": lost, "slow": slow, "noise": noise}[given.what](
+        {"lost": lost, "slow": slow, "noise": noise, "wire": wire}[given.what](
             Path(temporary), given.unit, given.steps
         )
 

@@ -96,6 +96,10 @@ class Watched:
         self.until(lambda: len(self.records()) >= first + count)
         self.marks[name] = (first, first + count)
 
+    def noted(self, *phases: str) -> list[Entry]:
+        """Return the decisions of some kinds."""
+        return [entry for entry in self.entries() if entry.phase in phases]
+
     def decided(self, *phases: str, after: int) -> None:
         """Wait for a decision that comes after so many."""
         self.until(lambda: any(e.phase in phases for e in self.entries()[after:]))
@@ -116,11 +120,13 @@ def emulated_s(records: list[dict[str, Any]]) -> float:
     return statistics.median(
         max(pool["compute_s"] / (1 + pool["overrun"]) for pool in record["pools"].values())
         for record in records
+        if "pools" in record  # one that was told late has none
     )
 
 
 def overrun(records: list[dict[str, Any]]) -> float:
-    return max(pool["overrun"] for record in records for pool in record["pools"].values())
+    told = [record["pools"] for record in records if "pools" in record]
+    return max(pool["overrun"] for pools in told for pool in pools.values())
 
 
 def job_of(folder: Path, name: str, **changes: Any) -> Job:

@@ -20,6 +20,7 @@ from tutti.collective import Group, Operation
 from tutti.comm.choice import Chooser, Named
 from tutti.comm.executor import OpenRun
 from tutti.comm.launch import Call, Launcher, Shared
+from tutti.comm.transport.lane import Carried
 from tutti.comm.work import Work
 from tutti.errors import InputError
 
@@ -93,6 +94,10 @@ class Communicator:
     def watch(self, every_s: float, tell: Callable[[list[OpenRun]], None]) -> None:
         """Let the thread that owns the connections tell, again and again, what is open."""
         self._shared.executor.watch(every_s, tell)
+
+    def carried(self) -> dict[int, Carried]:
+        """Return what the wires to other hosts have carried so far, by rank: of the whole job."""
+        return self._shared.executor.carried()
 
     # --- everybody gets everything ---------------------------------------------------------
 

@@ -27,6 +27,7 @@ from tutti.comm.run import Run
 from tutti.comm.script import NativeCall
 from tutti.comm.spans import Spans
 from tutti.comm.transport.connection import Connection
+from tutti.comm.transport.lane import Carried
 from tutti.comm.transport.link import LinkOwner, OutLink
 
 _GRACE_S = 0.25  # for news of the real culprit to arrive before a broken connection is blamed
@@ -219,6 +220,10 @@ class Executor:
             self._owner.reactor.after(every_s, look)
 
         self._owner.reactor.call(look)
+
+    def carried(self) -> dict[int, Carried]:
+        """Return what the wires to other hosts have carried so far, by rank."""
+        return self._mesh.carried()
 
     def abort(self, why: str) -> None:
         """End everything here because somebody outside says so."""

@@ -20,6 +20,7 @@ from tutti.comm.inbox import Inbox
 from tutti.comm.places import Topology
 from tutti.comm.transport.arrivals import Arrivals
 from tutti.comm.transport.connection import Connection, Handler
+from tutti.comm.transport.lane import Carried
 from tutti.comm.transport.link import LinkOwner, Opens, OutLink, plug_in, receive_control
 from tutti.comm.transport.shared import SharedLink, SharedReader, receive_memory
 from tutti.comm.transport.tcp import TcpLink, tune
@@ -126,6 +127,11 @@ class Mesh:
     def has_left(self, peer: int) -> bool:
         """Tell whether a rank closed its communicator on purpose."""
         return peer in self._left
+
+    def carried(self) -> dict[int, Carried]:
+        """Return what the wires to other hosts have carried so far, by rank."""
+        links = list(self._outs.items())
+        return {peer: link.carried for peer, link in links if isinstance(link, TcpLink)}
 
     # --- connections that come in ----------------------------------------------------------
 

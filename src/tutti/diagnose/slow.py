@@ -8,6 +8,7 @@ lower one: noise between the two changes nothing.
 
 Where there is no past (a check before a run, the rings of one that is over), twins alone are held
 against each other: `slower_than_twins`. Both take what all twins show alike out by `in_common`.
+Wires are judged in `slow_wires`.
 """
 
 from __future__ import annotations
@@ -95,6 +96,33 @@ class SlowRanks:
             rank.slow = False
             return Verdict(rank=index, step=number, factor=1.0, why="is as quick as before again")
         return None
+
+
+class Recovery:
+    """Something that is slow, and may become well: what it takes now against what it took before.
+
+    A busy host makes single steps longer, never shorter: of what was before the lower quarter
+    counts, and of the last few steps the middle one.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._bar = (1 + 1 / factor) / 2
+        self._seen = 0
+        self._before: deque[float] = deque(maxlen=2 * PAST)
+        self._recent: deque[float] = deque(maxlen=ON_END)
+
+    def step(self, took: float) -> bool:
+        """Take what a step took; tell whether it is well from now on."""
+        self._seen += 1
+        if self._seen <= FIRST:
+            return False
+        if len(self._recent) == ON_END:
+            self._before.append(self._recent[0])
+        self._recent.append(took)
+        if len(self._before) < ON_END:
+            return False
+        slow = sorted(self._before)[len(self._before) // 4]
+        return statistics.median(self._recent) < self._bar * slow
 
 
 def in_common(others: Sequence[float]) -> float:

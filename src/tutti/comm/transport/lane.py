@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import NamedTuple
 
 from tutti.comm.entry.trust import Caller
 from tutti.comm.frames import Frame, Kind
@@ -20,6 +21,18 @@ _SYN_SENT = 2  # tcpi_state
 _LEAST_SILENCE_MS = 500
 # state, ca_state, retransmits, five bytes; rto … unacked at 24; … last_ack_recv at 56
 _TCP_INFO = struct.Struct("=BBB5x16xI28xI")
+# bytes_acked at 120; busy_time and rwnd_limited, in microseconds, at 168
+_CARRIED = struct.Struct("=120xQ40xQQ")
+
+
+class Carried(NamedTuple):
+    """What a wire has carried so far: acknowledged bytes, and how long some were on their way."""
+
+    bytes: int
+    busy_s: float  # without the time in which the other end did not take any
+
+
+_NOTHING = Carried(0, 0.0)
 
 
 class Lane:
@@ -63,6 +76,20 @@ class Lane:
             return
         out = self.carry(Sent(tuple(views), 0, nothing, again=again))
         self.connection.send(out.views, out.done)
+
+    @property
+    def carried(self) -> Carried:
+        """What the kernel says that this connection has carried; nothing where it does not say."""
+        if not hasattr(socket, "TCP_INFO") or not self.connection.open:
+            return _NOTHING
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CARRIED.size)
+        except OSError:
+            return _NOTHING
+        if len(info) < _CARRIED.size:
+            return _NOTHING
+        acknowledged, busy_us, refused_us = _CARRIED.unpack(info)
+        return Carried(acknowledged, max(busy_us - refused_us, 0) / 1e6)
 
     @property
     def is_silent(self) -> bool:

@@ -23,7 +23,7 @@ from tutti.comm import frames
 from tutti.comm.frames import Frame, Kind
 from tutti.comm.reactor import Timer
 from tutti.comm.transport.connection import Handler, Outgoing
-from tutti.comm.transport.lane import Lane
+from tutti.comm.transport.lane import Carried, Lane
 from tutti.comm.transport.link import LinkOwner, Replies
 from tutti.comm.transport.sent_log import Sent, SentLog, nothing
 
@@ -187,6 +187,12 @@ class Lanes:
             self._send_again(replies.read(frame)["came"])
         else:
             replies.arrived(frame)
+
+    @property
+    def carried(self) -> Carried:
+        """What the connections that work have carried, all together."""
+        own = [lane.carried for lane in list(self._lanes)]
+        return Carried(sum(one.bytes for one in own), sum(one.busy_s for one in own))
 
     # --- when one is lost --------------------------------------------------------------------
 

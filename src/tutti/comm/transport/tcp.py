@@ -19,7 +19,7 @@ from tutti.comm.frames import Kind, Tag
 from tutti.comm.places import Place
 from tutti.comm.spans import Spans, memory
 from tutti.comm.transport.connection import Outgoing
-from tutti.comm.transport.lane import Lane
+from tutti.comm.transport.lane import Carried, Lane
 from tutti.comm.transport.lanes import Ends, Lanes
 from tutti.comm.transport.link import LinkOwner, Message, Priority, Then, priority
 from tutti.comm.transport.sent_log import Sent, nothing
@@ -109,6 +109,11 @@ class TcpLink:
     def is_mending(self) -> bool:
         """Whether something of a lost connection has yet to come."""
         return self._lanes.is_mending
+
+    @property
+    def carried(self) -> Carried:
+        """What the way to this rank has carried."""
+        return self._lanes.carried
 
     def send(self, tag: Tag, spans: Spans, done: Then, connections: int) -> None:
         """Send a message in pieces over its connections."""

@@ -1,9 +1,9 @@
 """A cluster of which single chips are gone or slow, as a cluster of equal pools.
 
-A pool holds equal nodes. So nodes that lost chips, and chips that are slow, become pools of their
-own, and every chip has two places: the real one, in the cluster file, and the one in the parts. A
-plan is searched for the parts and brought back to the real places, and a running one is brought to
-the parts, so that both are priced by what the chips can do now.
+A pool holds equal nodes. So nodes that lost chips, slow chips, and those behind a slow wire
+become pools of their own, and every chip has two places: the real one, in the cluster file, and the
+one in the parts. A plan is searched for the parts and brought back to the real places, and a
+running one is brought to the parts, so that both are priced by what the chips can do now.
 """
 
 from __future__ import annotations
@@ -17,25 +17,38 @@ from tutti.hardware.fabric import CrossLink
 from tutti.hardware.node import Island, Nic, NodeType
 from tutti.hardware.pool import Pool
 from tutti.hardware.slots import Slots
-from tutti.hardware.topology import Position
+from tutti.hardware.topology import Position, default_cross_link
+from tutti.hardware.wires import chips_of_wire, scaled_link
 from tutti.plan.chips import ChipSet
 from tutti.plan.files import refer_to_cluster
 from tutti.plan.plan import Plan, Replica, Stage
 
+Wires = Mapping[tuple[str, ...], float]  # a wire, or the two that a link joins: times as long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What is slower about a chip than its pool says, and how many times."""
+
+    chip: float = 1.0
+    wire: float = 1.0
+    links: tuple[tuple[tuple[str, ...], int], ...] = ()  # slow ones, and at which end of each
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Some slots of some nodes of a pool, all of one speed."""
+    """Some slots of some nodes of a pool, all alike."""
 
     pool: Pool
     slots: tuple[int, ...]
-    factor: float  # times as long as a chip should take
+    state: _State
     nodes: tuple[int, ...]
     name: str = ""
 
     @property
     def is_whole(self) -> bool:
-        return len(self.slots) == self.pool.node.num_chips and self.factor == 1.0
+        quick = self.state.chip == self.state.wire == 1.0
+        return len(self.slots) == self.pool.node.num_chips and quick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +94,17 @@ class ClusterParts:
 
 
 def cluster_parts(
-    cluster: Cluster, lost: Iterable[Position] = (), slow: Mapping[Position, float] | None = None
+    cluster: Cluster,
+    lost: Iterable[Position] = (),
+    slow: Mapping[Position, float] | None = None,
+    wires: Wires | None = None,
 ) -> ClusterParts | None:
     """Return the parts of a cluster without some chips; `slow` ones take so many times as long.
 
-    None where nothing is left.
+    So does what goes over slow `wires`, or over the links between two. None where nothing is left.
     """
-    gone, factors = frozenset(lost), dict(slow or {})
-    parts = [part for pool in cluster.pools for part in _parts(pool, gone, factors)]
+    gone, states = frozenset(lost), _states(cluster, slow or {}, wires or {})
+    parts = [part for pool in cluster.pools for part in _parts(pool, gone, states)]
     if not parts:
         return None
     places = {
@@ -101,7 +117,7 @@ def cluster_parts(
         cluster,
         summary=f"what is left of {cluster.name}",
         pools=tuple(_pool(part) for part in parts),
-        fabric=replace(cluster.fabric, links=tuple(_links(cluster, parts))),
+        fabric=replace(cluster.fabric, links=tuple(_links(cluster, parts, wires or {}))),
     )
     return ClusterParts(real=cluster, cluster=made, places=places)
 
@@ -116,20 +132,35 @@ def _chips(cluster: Cluster) -> Iterator[Position]:
 # --- the parts -----------------------------------------------------------------------------------
 
 
-def _parts(pool: Pool, gone: frozenset[Position], factors: Mapping[Position, float]) -> list[_Part]:
+def _states(
+    cluster: Cluster, slow: Mapping[Position, float], wires: Wires
+) -> dict[Position, _State]:
+    states = {chip: _State(chip=factor) for chip, factor in slow.items()}
+    for ends, factor in wires.items():
+        for end, name in enumerate(ends):
+            for chip in chips_of_wire(cluster, name):
+                own = states.get(chip, _State())
+                if len(ends) == 1:
+                    states[chip] = replace(own, wire=own.wire * factor)
+                else:
+                    states[chip] = replace(own, links=(*own.links, (ends, end)))
+    return states
+
+
+def _parts(pool: Pool, gone: frozenset[Position], states: Mapping[Position, _State]) -> list[_Part]:
     """Return a pool's parts; the largest keeps its name."""
-    nodes: dict[tuple[tuple[int, ...], float], list[int]] = {}
+    nodes: dict[tuple[tuple[int, ...], _State], list[int]] = {}
     for node in range(pool.nodes):
-        by_factor: dict[float, list[int]] = {}
+        alike: dict[_State, list[int]] = {}
         for slot in range(pool.node.num_chips):
             chip = Position(pool.name, node, slot)
             if chip not in gone:
-                by_factor.setdefault(factors.get(chip, 1.0), []).append(slot)
-        for factor, slots in by_factor.items():
-            nodes.setdefault((tuple(slots), factor), []).append(node)
+                alike.setdefault(states.get(chip, _State()), []).append(slot)
+        for state, slots in alike.items():
+            nodes.setdefault((tuple(slots), state), []).append(node)
     parts = [
-        _Part(pool=pool, slots=slots, factor=factor, nodes=tuple(numbers))
-        for (slots, factor), numbers in nodes.items()
+        _Part(pool=pool, slots=slots, state=state, nodes=tuple(numbers))
+        for (slots, state), numbers in nodes.items()
     ]
     parts.sort(key=lambda part: (not part.is_whole, -len(part.nodes) * len(part.slots)))
     return [
@@ -139,17 +170,22 @@ def _parts(pool: Pool, gone: frozenset[Position], factors: Mapping[Position, flo
 
 
 def _pool(part: _Part) -> Pool:
+    pool = replace(part.pool.of_nodes(part.nodes), name=part.name)
     if part.is_whole:
-        return replace(part.pool, name=part.name, nodes=len(part.nodes))
+        return pool
     node = part.pool.node
-    chip = node.chip if part.factor == 1.0 else _slowed(node.chip, part)
+    chip = node.chip if part.state.chip == 1.0 else _slowed(node.chip, part)
     islands = tuple(
         replace(island, slots=kept)
         for island in node.islands
         if (kept := _kept(part, island)) is not None and len(kept) > 1
     )
     nics = [
-        replace(nic, slots=kept if kept is not None else Slots(()))
+        replace(
+            nic,
+            slots=kept if kept is not None else Slots(()),
+            rate=nic.rate / part.state.wire,
+        )
         for nic in node.nics
         for kept in [_kept(part, nic) if len(nic.slots) else None]
         if kept is not None or not len(nic.slots)
@@ -158,12 +194,12 @@ def _pool(part: _Part) -> Pool:
         node, name=f"{node.name}.{part.name}", chip=chip, num_chips=len(part.slots),
         islands=islands, nics=tuple(nics), hosts=1,
     )  # fmt: skip
-    return replace(part.pool, name=part.name, node=smaller, nodes=len(part.nodes))
+    return replace(pool, node=smaller)
 
 
 def _slowed(chip: Chip, part: _Part) -> Chip:
     """Return a chip that takes longer for everything; found by its old name in calibrations."""
-    factor = part.factor
+    factor = part.state.chip
     return replace(
         chip,
         name=f"{chip.name}.{part.name}",
@@ -180,18 +216,34 @@ def _kept(part: _Part, owner: Island | Nic) -> Slots | None:
     return Slots(numbers) if numbers else None
 
 
-def _links(cluster: Cluster, parts: list[_Part]) -> Iterator[CrossLink]:
+def _links(cluster: Cluster, parts: list[_Part], wires: Wires) -> Iterator[CrossLink]:
     """Yield the links between parts: as between their pools, or as inside of their pool."""
     for index, one in enumerate(parts):
         for other in parts[index + 1 :]:
-            pair = (one.name, other.name)
-            if one.pool is other.pool:
-                if set(one.nodes) & set(other.nodes):
-                    yield _inside(one, pair)
+            pair, alike = (one.name, other.name), one.pool is other.pool
+            if alike and set(one.nodes) & set(other.nodes):
+                yield _inside(one, pair)
                 continue
-            for link in cluster.fabric.links:
-                if link.joins(one.pool.name, other.pool.name):
-                    yield replace(link, pools=pair)
+            written = [k for k in cluster.fabric.links if k.joins(one.pool.name, other.pool.name)]
+            factor = _between(one, other, wires)
+            if not written and factor == 1.0:
+                continue
+            link = CrossLink(pools=pair) if alike else default_cross_link(one.pool, other.pool)
+            link = written[0] if written else link
+            if link.bandwidth is not None and not link.same_host:  # says nothing of NICs
+                factor *= max(one.state.wire, other.state.wire)
+            if link.same_host:
+                factor = 1.0
+            yield replace(scaled_link(link, one.pool, other.pool, 1 / factor), pools=pair)
+
+
+def _between(one: _Part, other: _Part, wires: Wires) -> float:
+    """Return by how much the links between two parts are slower than their wires."""
+    factor = 1.0
+    for ends, end in one.state.links:
+        if (ends, 1 - end) in other.state.links:
+            factor *= wires[ends]
+    return factor
 
 
 def _inside(part: _Part, pair: tuple[str, str]) -> CrossLink:

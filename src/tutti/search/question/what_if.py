@@ -27,10 +27,11 @@ from tutti.errors import InputError, hint
 from tutti.hardware import library as catalog
 from tutti.hardware.chip import Chip
 from tutti.hardware.cluster import Cluster
-from tutti.hardware.fabric import CrossKind, CrossLink
+from tutti.hardware.fabric import CrossLink
 from tutti.hardware.library import Library
 from tutti.hardware.pool import Pool
-from tutti.hardware.topology import HOST_FORWARD_NIC_FRACTION, default_cross_link
+from tutti.hardware.topology import default_cross_link
+from tutti.hardware.wires import scaled_link
 from tutti.units import many
 
 NodePlace = tuple[str, int]  # pool, node
@@ -341,19 +342,10 @@ def _relink(draft: _Draft, part: str, first: str, second: str, text: str) -> Non
 
 
 def _scaled(link: CrossLink, home: Pool, away: Pool, factor: float, part: str) -> CrossLink:
-    if link.bandwidth is not None:
-        return replace(link, bandwidth=link.bandwidth * factor)
-    forwarded = link.kind is CrossKind.HOST_FORWARDED
-    fraction = link.nic_fraction or (HOST_FORWARD_NIC_FRACTION if forwarded else 1.0)
-    if forwarded:  # the copies through the host may be what limits it
-        rate = min(home.node.nic_rate(0), away.node.nic_rate(0))
-        copies = min(home.node.host.device_bandwidth, away.node.host.device_bandwidth)
-        fraction = min(fraction, copies / rate) if rate else fraction
-    if fraction * factor > 1:
-        raise _error(
-            part, f"the link would pass its NICs' rate; the factor is {1 / fraction:.3g} at most"
-        )
-    return replace(link, nic_fraction=fraction * factor)
+    try:
+        return scaled_link(link, home, away, factor)
+    except ValueError as error:
+        raise _error(part, str(error)) from None
 
 
 _NAME, _NUMBER = r"([^\s/*]+)", r"(\d{1,9})"

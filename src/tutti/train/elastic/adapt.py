@@ -1,4 +1,4 @@
-"""When a running job takes another plan: chips that came, were lost, became slow or well again.
+"""When a running job takes another plan: chips came or went, chips or wires became slow or well.
 
 Whenever the chips that could train are others than those that a plan was last looked for, one is
 looked for beside the training (`better_plan`, in a process of its own). All switch to it after a
@@ -11,13 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from tutti.diagnose.slow_wires import Ends
 from tutti.elastic.events import Change, Event, Phase
 from tutti.elastic.known_chips import all_reports
 from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Standing
 from tutti.launch.identity import used_chips
 from tutti.plan.plan import Plan
+from tutti.search.question.cluster_parts import Wires
 from tutti.train.elastic.better_plan import Proposal, Search
 from tutti.train.elastic.next_generation import Settler
 from tutti.train.run.planning import Job
@@ -29,6 +32,7 @@ PAUSE_S = 2.0  # of a switch, as long as none was measured
 MARGIN = 1.5  # times its cost that a switch must save
 
 Say = Callable[[str, str], None]  # phase, words
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,14 @@ class Situation:
 
     chips: frozenset[str]
     slow: Mapping[str, float] = field(default_factory=dict)  # times as long as they should take
+    slow_wires: Wires = field(default_factory=dict)  # a wire, or the two that a link joins
 
     @property
     def key(self) -> tuple[object, ...]:
         """What tells situations apart."""
         slow = sorted((chip, round(factor, 1)) for chip, factor in self.slow.items())
-        return (self.chips, tuple(slow))
+        wires = sorted((ends, round(factor, 1)) for ends, factor in self.slow_wires.items())
+        return (self.chips, tuple(slow), tuple(wires))
 
     def words(self, before: Situation) -> str:
         """Say what is other than before."""
@@ -56,7 +62,17 @@ class Situation:
             if before.slow.get(chip) != factor:
                 parts.append(f"{chip} takes {factor:.2f} times as long")
         parts += [f"{chip} is well again" for chip in sorted(before.slow) if chip not in self.slow]
+        for ends, factor in sorted(self.slow_wires.items()):
+            if before.slow_wires.get(ends) != factor:
+                parts.append(f"{in_words(ends)} takes {factor:.2f} times as long")
+        well = [ends for ends in sorted(before.slow_wires) if ends not in self.slow_wires]
+        parts += [f"{in_words(ends)} is well again" for ends in well]
         return ", ".join(parts)
+
+
+def in_words(ends: Ends) -> str:
+    """Return what a wire, or the link between two, is called."""
+    return f"the wire of {ends[0]}" if len(ends) == 1 else f"the link {ends[0]} – {ends[1]}"
 
 
 class Adapter:
@@ -68,6 +84,7 @@ class Adapter:
         self._mode = job.config.elastic.replan
         first = frozenset(str(chip) for chip in used_chips(job.plan))
         self.slow: dict[str, float] = {}
+        self.slow_wires: dict[Ends, float] = {}
         self._known: dict[tuple[object, ...], Plan] = {Situation(first).key: job.plan}
         self._asked = Situation(first)  # the last that was looked at
         self._seen, self._since = self._asked, 0.0
@@ -80,11 +97,21 @@ class Adapter:
         """Take the plan that was offered, or look for one now, as somebody wants."""
         self._wanted = True
 
+    def became(self, chip: str, factor: float) -> None:
+        """Take note that a chip is slow, or with a factor of 1 that it is well."""
+        _note(self.slow, chip, factor)
+
+    def wire_became(self, ends: Ends, factor: float) -> None:
+        """Take note that a wire, or the link between two, is slow or well."""
+        _note(self.slow_wires, ends, factor)
+
     def forgive(self, place: str) -> None:
-        """Forget that chips of a place were slow."""
-        for chip in list(self.slow):
-            if chip == place or chip.startswith(f"{place}/"):
-                del self.slow[chip]
+        """Forget that chips and wires of a place were slow."""
+        for chip in [chip for chip in self.slow if _is_in(chip, place)]:
+            del self.slow[chip]
+        for ends in list(self.slow_wires):
+            if any(_is_in(end, place) for end in ends):
+                del self.slow_wires[ends]
 
     def took(self, step: int, seconds: float) -> None:
         """Take a step: how far the run is, and how long steps take."""
@@ -129,7 +156,12 @@ class Adapter:
         bad = self._settler.bad()
         chips = frozenset(ready - bad)
         slow = {chip: factor for chip, factor in self.slow.items() if chip in chips}
-        return Situation(chips, slow)
+        wires = {
+            ends: factor
+            for ends, factor in self.slow_wires.items()
+            if all(any(_is_in(chip, end) for chip in chips) for end in ends)
+        }
+        return Situation(chips, slow, wires)
 
     def _begin(self, situation: Situation, why: str) -> Event | None:
         known = None if self._wanted else self._known.get(situation.key)
@@ -146,7 +178,9 @@ class Adapter:
         self._say(
             "looking", f"{why}: a plan for {many(len(situation.chips), 'chip')} is looked for"
         )
-        self._search = Search(self._job, self._settler.current, situation.chips, situation.slow)
+        self._search = Search(
+            self._job, self._settler.current, situation.chips, situation.slow, situation.slow_wires
+        )
         self._why = why
         return None
 
@@ -204,3 +238,14 @@ class Adapter:
         if saved < MARGIN * cost:
             return False, f"{figures}, which does not pay"
         return True, figures
+
+
+def _note(factors: dict[Part, float], part: Part, factor: float) -> None:
+    if factor > 1.0:
+        factors[part] = factor
+    else:
+        factors.pop(part, None)
+
+
+def _is_in(part: str, place: str) -> bool:
+    return part == place or part.startswith(f"{place}/")

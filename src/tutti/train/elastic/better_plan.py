@@ -22,7 +22,7 @@ from tutti.observe.folder import RUN_FILE
 from tutti.plan.check import check_plan
 from tutti.plan.files import load_plan, save_plan
 from tutti.plan.plan import Plan
-from tutti.search.question.cluster_parts import ClusterParts, cluster_parts
+from tutti.search.question.cluster_parts import ClusterParts, Wires, cluster_parts
 from tutti.search.replan.replan import replan
 from tutti.search.replan.state_movement import movement
 from tutti.train.run.planning import Job, problem_of, search_question
@@ -48,11 +48,15 @@ def position_of(chip: str) -> Position:
 
 
 def find_better(
-    job: Job, running: Plan, chips: Iterable[str], slow: Mapping[str, float]
+    job: Job,
+    running: Plan,
+    chips: Iterable[str],
+    slow: Mapping[str, float],
+    wires: Wires | None = None,
 ) -> Proposal:
     """Return the best plan for some chips of the job's cluster."""
     there = {position_of(chip) for chip in chips}
-    parts = parts_of(job, there, {position_of(chip): f for chip, f in slow.items()})
+    parts = parts_of(job, there, {position_of(chip): f for chip, f in slow.items()}, wires)
     problem = problem_of(job.config, job.spec, parts.cluster)
     problem = replace(problem, job=replace(running.job, schedule=problem.job.schedule))
     before = parts.from_real(running)
@@ -77,7 +81,9 @@ def find_better(
     )
 
 
-def parts_of(job: Job, there: set[Position], slow: Mapping[Position, float]) -> ClusterParts:
+def parts_of(
+    job: Job, there: set[Position], slow: Mapping[Position, float], wires: Wires | None = None
+) -> ClusterParts:
     """Return the parts of the job's cluster that some chips are."""
     lost = [
         chip
@@ -86,7 +92,7 @@ def parts_of(job: Job, there: set[Position], slow: Mapping[Position, float]) -> 
         for slot in range(pool.node.num_chips)
         if (chip := Position(pool.name, node, slot)) not in there
     ]
-    parts = cluster_parts(job.cluster, lost, slow)
+    parts = cluster_parts(job.cluster, lost, slow, wires)
     if parts is None:
         raise InputError("no chip is left")
     return parts
@@ -98,7 +104,12 @@ class Search:
     _count = 0
 
     def __init__(
-        self, job: Job, running: Plan, chips: Iterable[str], slow: Mapping[str, float]
+        self,
+        job: Job,
+        running: Plan,
+        chips: Iterable[str],
+        slow: Mapping[str, float],
+        wires: Wires,
     ) -> None:
         Search._count += 1
         folder = job.config.folder / FOLDER
@@ -106,8 +117,9 @@ class Search:
         self._asked, self._told = base.with_suffix(".asked.json"), base.with_suffix(".told.json")
         self._running, self._found = base.with_suffix(".running.json"), base.with_suffix(".json")
         save_plan(running, self._running)
-        asked = {"chips": sorted(chips), "slow": dict(slow), "running": str(self._running),
-                 "told": str(self._told), "found": str(self._found)}  # fmt: skip
+        asked = {"chips": sorted(chips), "slow": dict(slow), "wires": list(wires.items()),
+                 "running": str(self._running), "told": str(self._told),
+                 "found": str(self._found)}  # fmt: skip
         write_text(self._asked, json.dumps(asked))
         log = (job.config.folder / "logs" / "search.log").open("ab")
         self._process = subprocess.Popen(
@@ -144,7 +156,9 @@ def main(folder: Path, asked: Path) -> None:
     job = Job.load(folder / RUN_FILE)
     told: dict[str, object]
     try:
-        better = find_better(job, load_plan(Path(words["running"])), words["chips"], words["slow"])
+        wires = {tuple(ends): factor for ends, factor in words["wires"]}
+        running = load_plan(Path(words["running"]))
+        better = find_better(job, running, words["chips"], words["slow"], wires)
         save_plan(better.plan, Path(words["found"]))
         told = {"step_s": better.step_s, "staying_s": better.staying_s,
                 "movement_s": better.movement_s, "words": better.words}  # fmt: skip

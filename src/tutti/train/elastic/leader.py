@@ -27,11 +27,12 @@ from tutti.launch.secret import Secret
 from tutti.observe.folder import PLAN_FILE
 from tutti.plan.files import load_plan, plan_hash
 from tutti.ranks.local_processes import RankEvent
-from tutti.train.elastic.adapt import Adapter
-from tutti.train.elastic.detection import HangWatch, SlowWatch
+from tutti.train.elastic.adapt import Adapter, in_words
 from tutti.train.elastic.figures import Figures
+from tutti.train.elastic.hang_watch import HangWatch
 from tutti.train.elastic.next_generation import Settler
 from tutti.train.elastic.places import chips_of_node, many_hosts_s, nodes_of
+from tutti.train.elastic.slow_watch import SlowWatch, WireWatch
 from tutti.train.run.planning import Job
 from tutti.train.run.starting import Resume
 
@@ -86,7 +87,7 @@ class Leader:
         self.controller = self._controller(generation)
         if earlier:
             self._go_on(earlier)
-        self._slow = SlowWatch(job)
+        self._slow, self._wires = SlowWatch(job), WireWatch(job)
         self._hangs = HangWatch(
             job, self.controller, lambda: self._settler.current, self.config.hang_after_s
         )
@@ -213,20 +214,22 @@ class Leader:
         return f"{self._door.host}:{server.port}"
 
     def _took(self, values: dict[str, Any]) -> None:
-        """Look at what every rank computed in a step; say which chip became slow, or well."""
-        members = self.controller.members
-        verdicts = self._slow.step(
-            members, self._settler.current, self._adapter.slow, int(values["step"]),
-            values["compute_s"],
-        )  # fmt: skip
-        for verdict in verdicts:
+        """Look at what a step took every rank and wire; say what became slow, or well."""
+        members, adapter, step = self.controller.members, self._adapter, int(values["step"])
+        chips = self._slow.step(
+            members, self._settler.current, adapter.slow, step, values["compute_s"]
+        )
+        wires = self._wires.step(
+            members, adapter.slow_wires, step, float(values["step_s"]), values["wires"]
+        )
+        for verdict in chips:
             chip = members.seats[verdict.rank].chip
             text = f"rank {verdict.rank} ({chip}) {verdict.why}"
             self.decided("slow" if verdict.slow else "well again", text)
-            if verdict.slow:
-                self._adapter.slow[chip] = verdict.factor
-            else:
-                self._adapter.slow.pop(chip, None)
+            adapter.became(chip, verdict.factor)
+        for told in wires:
+            self.decided("slow" if told.slow else "well again", f"{in_words(told.ends)} {told.why}")
+            adapter.wire_became(told.ends, told.factor)
 
     def _passed(self, rank: int, chip: str, kind: str, values: dict[str, Any]) -> None:
         if kind == "done":

@@ -36,6 +36,7 @@ from tutti.train.engine.gradient_noise import noise_scale
 from tutti.train.engine.recorder import Readings
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.rank_context import RankContext
+from tutti.train.run.wire_times import WireTimes, wires_of
 
 
 class Measure:
@@ -53,13 +54,15 @@ class Measure:
         self._pools = [place.chip.pool for place in places]
         self._places = [(place.chip.pool, place.chip.node) for place in places]
         self._port: Prometheus | None = None
-        self._taken: tuple[StepRecord, Readings] | None = None
+        self._taken: tuple[StepRecord, Readings, list[float]] | None = None
         # rank 0 writes a step when its times are there; if it is lost first, others know these
         self.recent: deque[StepRecord] = deque(maxlen=4)
         self._pending: tuple[StepRecord, Work] | None = None
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
         self._series: RankSeries | None = None
+        # a controller is told of wires, too
+        self._wires = WireTimes(control) if context.led else None
         self._engine.recorder.expect(expected_seconds(engine, predicted))
 
     def mfu(self, seconds: float) -> float:
@@ -180,7 +183,8 @@ class Measure:
             return
         self.recent.append(record)
         self._send()
-        self._taken = (record, self._engine.recorder.last)
+        wires = self._wires.take() if self._wires is not None else []
+        self._taken = (record, self._engine.recorder.last, wires)
         if self._lines is not None:
             self._lines.soon(self._unwritten())
 
@@ -193,9 +197,9 @@ class Measure:
         """Let the taken figures go their way, and write those that have arrived."""
         if self._taken is None:
             return
-        (record, readings), self._taken = self._taken, None
+        (record, readings, wires), self._taken = self._taken, None
         times = self._engine.recorder.times(readings)
-        own = torch.tensor(times.values(), dtype=torch.float64)
+        own = torch.tensor([*times.values(), *wires], dtype=torch.float64)
         work = self._control.all_gather(own)
         self._write()
         self._pending = (record, work)
@@ -206,14 +210,18 @@ class Measure:
             return
         record, work = self._pending
         self._pending = None
-        everyone = work.wait().view(len(self._pools), NUM_TIMES)
+        everyone = work.wait().view(len(self._pools), -1)
         if self._context.rank != 0:
             return
-        times = [RankTimes.of_values(values.tolist()) for values in everyone]
+        times = [RankTimes.of_values(values.tolist()) for values in everyone[:, :NUM_TIMES]]
         whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
         if self._context.led:
             compute = [own.compute_s for own in times]
-            self._context.events.send("times", step=record.step, compute_s=compute)
+            told = enumerate(everyone[:, NUM_TIMES:].tolist())
+            wires = [wire for rank, numbers in told for wire in wires_of(rank, numbers)]
+            self._context.events.send(
+                "times", step=record.step, step_s=record.seconds, compute_s=compute, wires=wires
+            )
         if self._sinks is not None:
             self._sinks.write(whole)
         if self._series is not None:

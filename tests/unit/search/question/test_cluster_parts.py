@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.launching import plan_of
 from tutti.cost.plan.sources import Sources
+from tutti.document import Place
+from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.leaves import Leaves
 from tutti.hardware.topology import Position
+from tutti.hardware.wires import chips_of_wire, wire_of
 from tutti.plan.check import check_plan
 from tutti.plan.chips import ChipSet
 from tutti.plan.plan import Replica
@@ -89,3 +95,77 @@ def test_what_has_no_place_in_the_parts_has_no_plan() -> None:
     slow = cluster_parts(LAPTOP, (), {OTHER: 2.0})
     assert slow is not None
     assert slow.from_real(across) is None
+
+
+MIXED = Cluster.from_document(
+    {
+        "name": "two-pools",
+        "pools": [{"name": "a", "chip": "A800", "nodes": 4}, {"name": "b", "chip": "A800"}],
+    },
+    Place("here"),
+)
+
+
+def several() -> str:
+    """Return the name of a pool of several nodes."""
+    return next(pool.name for pool in MIXED.pools if pool.nodes > 1)
+
+
+def test_a_slow_wire_slows_what_goes_over_it_and_nothing_else() -> None:
+    name = several()
+    chips = [Position(name, node, 0) for node in range(3)]
+    wire = wire_of(MIXED, chips[1])
+    parts = cluster_parts(MIXED, wires={(wire,): 2.0})
+    assert parts is not None
+    here = [parts.places[chip] for chip in chips]
+    before = MIXED.link(chips[0], chips[1])
+    assert parts.cluster.link(here[0], here[1]).bandwidth == pytest.approx(before.bandwidth / 2)
+    assert parts.cluster.link(here[2], here[1]).bandwidth == pytest.approx(before.bandwidth / 2)
+    assert parts.cluster.link(here[0], here[2]).bandwidth == pytest.approx(before.bandwidth)
+    assert parts.cluster.pool(here[1].pool).chip == MIXED.pool(name).chip
+
+
+def test_a_slow_link_slows_what_goes_between_its_ends_only() -> None:
+    name = several()
+    chips = [Position(name, node, 0) for node in range(3)]
+    ends = (wire_of(MIXED, chips[0]), wire_of(MIXED, chips[2]))
+    parts = cluster_parts(MIXED, wires={ends: 4.0})
+    assert parts is not None
+    here = [parts.places[chip] for chip in chips]
+    before = MIXED.link(chips[0], chips[2]).bandwidth
+    assert parts.cluster.link(here[0], here[2]).bandwidth == pytest.approx(before / 4)
+    assert parts.cluster.link(here[0], here[1]).bandwidth == pytest.approx(before)
+    assert parts.cluster.link(here[1], here[2]).bandwidth == pytest.approx(before)
+
+
+def test_a_slow_wire_slows_links_between_pools_too() -> None:
+    one, other = (pool.name for pool in MIXED.pools[:2])
+    chips = Position(one, 0, 0), Position(other, 0, 0)
+    parts = cluster_parts(MIXED, wires={(wire_of(MIXED, chips[0]),): 2.0})
+    assert parts is not None
+    now = parts.cluster.link(parts.places[chips[0]], parts.places[chips[1]]).bandwidth
+    assert now == pytest.approx(MIXED.link(*chips).bandwidth / 2)
+
+
+def test_parts_of_a_pool_keep_the_leaves_of_their_nodes() -> None:
+    name = several()
+    pools = [
+        replace(pool, leaves=Leaves(tuple(range(pool.nodes)))) if pool.name == name else pool
+        for pool in MIXED.pools
+    ]
+    parts = cluster_parts(replace(MIXED, pools=tuple(pools)), [Position(name, 1, 0)])
+    assert parts is not None
+    lost = parts.places[Position(name, 1, 1)].pool
+    assert parts.cluster.pool(lost).leaves == Leaves((1,))
+
+
+def test_wires_are_named_by_their_node_or_by_the_first_chip_that_has_them() -> None:
+    for pool in MIXED.pools:
+        for slot in range(pool.node.num_chips):
+            chip = Position(pool.name, 0, slot)
+            sharing = chips_of_wire(MIXED, wire_of(MIXED, chip))
+            assert chip in sharing
+            assert {pool.node.nics_of(c.slot) for c in sharing} == {pool.node.nics_of(slot)}
+    for wrong in ("here", "a/b", f"{several()}/99", f"{several()}/0/99"):
+        with pytest.raises(InputError):
+            chips_of_wire(MIXED, wrong)

@@ -27,10 +27,12 @@ class Searched:
     """A search that answers at once."""
 
     asked: list[tuple[frozenset[str], dict[str, float]]] = []  # noqa: RUF012
+    wires: Any = None
     result: Any = None
 
-    def __init__(self, job: Job, running: Any, chips: Any, slow: Any) -> None:
+    def __init__(self, job: Job, running: Any, chips: Any, slow: Any, wires: Any) -> None:
         Searched.asked.append((chips, dict(slow)))
+        Searched.wires = dict(wires)
 
     def answer(self) -> Any:
         return Searched.result
@@ -100,6 +102,38 @@ def test_a_slow_chip_is_looked_at_once_and_the_plan_taken_if_it_pays(job: Job) -
     own._settler.current = Searched.result.plan
     assert isinstance(own.look(members(*BOTH)), Change)  # known from before: at once
     assert len(Searched.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        (("fast/0",), "the wire of fast/0 takes 2.00 times as long"),
+        (("fast/0", "slow/0"), "the link fast/0 – slow/0 takes 2.00 times as long"),
+    ],
+)
+def test_a_slow_wire_is_looked_at_and_forgiven(job: Job, ends: tuple[str, ...], words: str) -> None:
+    own = adapter(job, [])
+    own.took(10, 1.0)
+    all_chips = (*BOTH, "slow/0/0", "slow/0/1")
+    assert own.look(members(*all_chips, seats=all_chips)) is None
+    asked = len(Searched.asked)
+    own.wire_became(ends, 2.0)
+    assert own.look(members(*all_chips, seats=all_chips)) is None
+    assert len(Searched.asked) == asked + 1
+    assert Searched.wires == {ends: 2.0}
+    Searched.result = proposal(job, 0.8, 1.0)
+    change = own.look(members(*all_chips, seats=all_chips))
+    assert isinstance(change, Change)
+    assert words in change.why
+    own.forgive("fast")
+    assert own.slow_wires == {}
+
+
+def test_a_wire_whose_chips_all_went_is_no_matter(job: Job) -> None:
+    own = adapter(job, [])
+    own.wire_became(("slow/0",), 2.0)
+    assert own.look(members(*BOTH)) is None
+    assert Searched.asked == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tutti.train.elastic.detection import _Recovery
+from tutti.diagnose.slow import Recovery
 
 
 def told(factor: float, well_from: int, seed: int, *, stalls: float, noise: float) -> int:
@@ -14,7 +14,7 @@ def told(factor: float, well_from: int, seed: int, *, stalls: float, noise: floa
 
     `stalls`: how often a step takes up to half as long again, because the host is busy.
     """
-    drawn, recovery = random.Random(seed), _Recovery(factor)
+    drawn, recovery = random.Random(seed), Recovery(factor)
     for step in range(1, 501):
         seconds = factor if step < well_from else 1.0
         seconds *= max(drawn.gauss(1.0, noise), 0.5)

@@ -1,16 +1,12 @@
-"""What is watched while a generation runs: pulses, for hangs; times of steps, for slow chips."""
+"""The pulses of a generation that runs are watched: who keeps the others waiting is ended."""
 
 from __future__ import annotations
 
 import functools
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 from tutti.diagnose.runs.live_hang import Observed, find_hang, stray_of
-from tutti.diagnose.slow import FIRST, ON_END, PAST, SlowRanks, Verdict
 from tutti.elastic.controller import Controller
 from tutti.elastic.events import Phase
 from tutti.elastic.membership import Membership
@@ -18,7 +14,6 @@ from tutti.elastic.messages import ChipPulse
 from tutti.observe.pulse import Activity, OpenOperation, Reading
 from tutti.plan.plan import Plan
 from tutti.ranks.rank_places import Seats, class_of
-from tutti.schedule.instruction import Lane
 from tutti.schedule.schedule import build_schedule
 from tutti.train.run.planning import Job
 
@@ -107,82 +102,3 @@ class HangWatch:
             self._words = (plan, lists)
         words = self._words[1][rank] if rank < len(self._words[1]) else []
         return words[index] if 0 <= index < len(words) else ""
-
-
-class SlowWatch:
-    """Compares what the ranks of a generation compute with the plan, their past and each other.
-
-    A chip that was slow when a generation began is well when it becomes quicker than it was.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._generation, self._ranks = 0, SlowRanks(())
-        self._recovering: dict[int, _Recovery] = {}
-
-    def step(
-        self,
-        members: Membership,
-        plan: Plan,
-        slow: Mapping[str, float],
-        number: int,
-        compute_s: Sequence[float],
-    ) -> list[Verdict]:
-        """Take a step of a generation; return what changed. `slow` are the chips known to be."""
-        if self._generation != members.generation:
-            self._generation = members.generation
-            self._ranks = SlowRanks(self._expected(plan))
-            self._recovering = {
-                seat.rank: _Recovery(slow[seat.chip]) for seat in members.seats if seat.chip in slow
-            }
-        verdicts = self._ranks.step(number, compute_s)
-        for rank, recovery in list(self._recovering.items()):
-            if recovery.step(compute_s[rank]):
-                del self._recovering[rank]
-                verdicts.append(
-                    Verdict(
-                        rank=rank, step=number, factor=1.0, why="is as quick as it should be again"
-                    )
-                )
-        return verdicts
-
-    def _expected(self, plan: Plan) -> list[float]:
-        """Return the seconds that each rank of a plan should compute in a step."""
-        predicted = replace(self._job, plan=plan).predicted()
-        seats = Seats(plan, self._job.spec)
-        classes = []
-        for rank_class, costs in zip(
-            predicted.schedule.classes, predicted.priced.costs.classes, strict=True
-        ):
-            pairs = zip(rank_class.instructions, costs.seconds.tolist(), strict=True)
-            classes.append(sum(s for entry, s in pairs if entry.lane is Lane.COMPUTE))
-        return [
-            classes[class_of(predicted.schedule, seats[rank])] for rank in range(plan.num_ranks)
-        ]
-
-
-class _Recovery:
-    """A chip that is slow, and may become well: what it takes now against what it took before.
-
-    A busy host makes single steps longer, never shorter: of what was before the lower quarter
-    counts, and of the last few steps the middle one.
-    """
-
-    def __init__(self, factor: float) -> None:
-        self._bar = (1 + 1 / factor) / 2
-        self._seen = 0
-        self._before: deque[float] = deque(maxlen=2 * PAST)
-        self._recent: deque[float] = deque(maxlen=ON_END)
-
-    def step(self, compute_s: float) -> bool:
-        """Take a step; tell whether it is well from now on."""
-        self._seen += 1
-        if self._seen <= FIRST:
-            return False
-        if len(self._recent) == ON_END:
-            self._before.append(self._recent[0])
-        self._recent.append(compute_s)
-        if len(self._before) < ON_END:
-            return False
-        slow = sorted(self._before)[len(self._before) // 4]
-        return statistics.median(self._recent) < self._bar * slow
