@@ -140,3 +140,33 @@ def test_forwarding_through_the_host_is_a_pipeline(tmp_path) -> None:  # type: i
         times = ranks.run(forwarded, range(2), spec, str(tmp_path), 4 << 20)[1]
     print(f"whole {times['whole']:.3f} s, pieces {times['pieces']:.3f} s")
     assert times["pieces"] < times["whole"]
+
+
+def carried(rank: int, spec: BedSpec, folder: str, num_bytes: int) -> dict[int, float]:
+    """Return the bytes per second that each wire of a rank is seen to carry."""
+    store = FileStore(f"{folder}/carried", spec.world)
+    comm = connect(store, rank, spec.world, place=spec.place(rank), timeout_s=60.0, secret=SECRET)
+    comm.chooser.obey("all_reduce", Named(algorithm="ring"))
+    comm.barrier().wait()
+    before = comm.carried()
+    comm.all_reduce(torch.ones(num_bytes // 4)).wait()
+    comm.barrier().wait()
+    after = comm.carried()
+    rates = {
+        peer: (now.bytes - before[peer].bytes) / (now.busy_s - before[peer].busy_s)
+        for peer, now in after.items()
+        if peer in before and now.bytes - before[peer].bytes > num_bytes // 8
+    }
+    comm.close()
+    return rates
+
+
+def test_what_a_wire_carries_is_seen_by_whoever_sends(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Of hosts with NICs of 100 and 400 Mbit/s the slow one is seen on its own ways only."""
+    spec = BedSpec(name="c", nics=((400,), (100,), (400,), (400,)))
+    with bed_ranks(spec) as (_, ranks):
+        told = ranks.run(carried, range(4), spec, str(tmp_path), 4 << 20)
+    rates = {(home, away): rate for home, own in enumerate(told) for away, rate in own.items()}
+    slow = {edge for edge in rates if 1 in edge}
+    assert len(rates) >= 4
+    assert max(rates[e] for e in slow) < min(rate for e, rate in rates.items() if e not in slow)

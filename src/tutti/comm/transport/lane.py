@@ -21,15 +21,16 @@ _SYN_SENT = 2  # tcpi_state
 _LEAST_SILENCE_MS = 500
 # state, ca_state, retransmits, five bytes; rto … unacked at 24; … last_ack_recv at 56
 _TCP_INFO = struct.Struct("=BBB5x16xI28xI")
-# bytes_acked at 120; busy_time and rwnd_limited, in microseconds, at 168
-_CARRIED = struct.Struct("=120xQ40xQQ")
+# bytes_acked at 120; busy_time, in microseconds, at 168. A slow wire fills the other end's window:
+# what the kernel counts as limited by that is the wire's, too.
+_CARRIED = struct.Struct("=120xQ40xQ")
 
 
 class Carried(NamedTuple):
     """What a wire has carried so far: acknowledged bytes, and how long some were on their way."""
 
     bytes: int
-    busy_s: float  # without the time in which the other end did not take any
+    busy_s: float
 
 
 _NOTHING = Carried(0, 0.0)
@@ -88,8 +89,8 @@ class Lane:
             return _NOTHING
         if len(info) < _CARRIED.size:
             return _NOTHING
-        acknowledged, busy_us, refused_us = _CARRIED.unpack(info)
-        return Carried(acknowledged, max(busy_us - refused_us, 0) / 1e6)
+        acknowledged, busy_us = _CARRIED.unpack(info)
+        return Carried(acknowledged, busy_us / 1e6)
 
     @property
     def is_silent(self) -> bool:

@@ -36,7 +36,7 @@ from tutti.train.engine.gradient_noise import noise_scale
 from tutti.train.engine.recorder import Readings
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.run.rank_context import RankContext
-from tutti.train.run.wire_times import WireTimes, wires_of
+from tutti.train.sync.wire_times import WireTimes, wires_of
 
 
 class Measure:
