@@ -40,11 +40,12 @@ class Wanted:
     oversubscription: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.chips < 1 or self.planes < 1 or not 1 <= self.oversubscription <= 1000:
+        for name in ("chips", "planes"):
+            if (count := getattr(self, name)) < 1:
+                raise InputError(f"a design of {count} {name}: give 1 or more")
+        if not 1 <= self.oversubscription <= 1000:
             raise InputError(
-                "a design needs a chip, a plane and an oversubscription of 1 to 1,000 or more"
-                if self.chips < 1 or self.planes < 1
-                else f"oversubscription {self.oversubscription:g}: give 1 (non-blocking) to 1,000"
+                f"oversubscription {self.oversubscription:g}: give 1 (non-blocking) to 1,000"
             )
         if self.chips % self.node.num_chips:
             less = self.chips // self.node.num_chips * self.node.num_chips
@@ -361,5 +362,5 @@ def _refusal(wanted: Wanted, tiers: int) -> InputError:
         near.append(f"{reach:,} chips")
     what = f"{tiers} {'tier' if tiers == 1 else 'tiers'} of {wanted.switch.text} switches"
     limit = f"{what} join {reach:,} chips at most" if reach else f"{what} join no rails"
-    remedy = f"; what works: {', '.join(near)}" if near else "; take a switch with more ports"
+    remedy = f"; what works: {' or '.join(near)}" if near else "; take a switch with more ports"
     return InputError(f"{wanted.chips:,} chips: {limit}{remedy}")

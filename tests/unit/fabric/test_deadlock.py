@@ -70,6 +70,10 @@ def test_the_command_line_shows_the_cycle_and_ends_with_1(tmp_path: Path, capfd:
     assert "s1 → s2 waits for" in capfd.readouterr().out
     main.app(["fabric", "check", "E100", "--json"], standalone_mode=False)
     assert json.loads(capfd.readouterr().out)["cycle"] == []
+    holes = tmp_path / "holes.json"
+    holes.write_text(json.dumps({"hosts": {"a": "s1", "b": "s2"}, "routes": {"s2": {"a": ["s1"]}}}))
+    with pytest.raises(InputError, match=r"holes.json: s1 has no route to b"):
+        main.app(["fabric", "check", "--tables", str(holes)], standalone_mode=False)
     for words in ([], ["E100", "--tables", str(path)], ["--tables", str(path), "--bounce", "1"]):
         with pytest.raises(InputError):
             main.app(["fabric", "check", *words], standalone_mode=False)

@@ -35,7 +35,11 @@ def check(
         if bounce:
             raise InputError("--bounce: is for a cluster; tables say themselves what is sent where")
         name = tables.name
-        checked = check_tables(Tables.read(files.read_file(tables), name))
+        written = Tables.read(files.read_file(tables), name)
+        try:
+            checked = check_tables(written)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
     else:
         read = Cluster.load(str(cluster))
         name = read.name

@@ -49,13 +49,18 @@ def _watch_files(path: Path, files: list[Path], *, as_json: bool) -> None:
     from tutti.observe.network.switch_readings import readings as read
 
     links = PortLinks.load(path)
-    series = read(links, files)
+    heard = read(links, files)
+    series, clocks = heard.series, heard.clocks
     if len(series) < 2:
         raise InputError(
             f"{files[0].name}: {len(series)} readings; counters say something from two on"
         )
     rows: list[dict[str, Any]] = []
     bad = False
+    for device, by in clocks.items() if not as_json else ():
+        words = f"{abs(by):,.0f} s {'ahead of' if by > 0 else 'behind'} most"
+        typer.echo(f"{device}: its clock is {words}, or it was read at another time; "
+                   "taken as read together")  # fmt: skip
     for (before_s, before), (after_s, after) in pairwise(series):
         ports, reset = changes(before, after, after_s - before_s)
         findings = find_pauses(ports, links.hosts)
@@ -73,7 +78,7 @@ def _watch_files(path: Path, files: list[Path], *, as_json: bool) -> None:
         for name in reset:
             typer.echo(f"            {name}: its counters were set back; left out")
     if as_json:
-        print_json({"intervals": rows})
+        print_json({"intervals": rows, "clocks_ahead_s": clocks})
     if bad:
         raise typer.Exit(1)
 

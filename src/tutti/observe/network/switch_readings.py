@@ -12,7 +12,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from tutti import files, units
@@ -58,9 +60,10 @@ class PortLinks:
 
 
 Counted = dict[str, float]  # by the names of the device's counters
+Update = tuple[float, str, str, Counted]  # time, device, port, what it counted
 
 
-def read_updates(path: Path) -> Iterator[tuple[float, str, str, Counted]]:
+def read_updates(path: Path) -> Iterator[Update]:
     """Yield time, device, port and what it counted, update by update."""
     text, decoder, at = files.read_text(path), json.JSONDecoder(), 0
     while True:
@@ -76,7 +79,7 @@ def read_updates(path: Path) -> Iterator[tuple[float, str, str, Counted]]:
         yield from _updates(value, path.name)
 
 
-def _updates(value: Any, name: str) -> Iterator[tuple[float, str, str, Counted]]:
+def _updates(value: Any, name: str) -> Iterator[Update]:
     if not isinstance(value, dict) or "updates" not in value:
         return  # such as {"sync-response": true}
     try:
@@ -105,35 +108,70 @@ def _collect(leaf: str, value: Any, counted: Counted) -> None:
         counted[leaf] += float(value)
 
 
-def readings(links: PortLinks, paths: list[Path]) -> list[tuple[float, dict[Link, PortCounters]]]:
-    """Return the readings in the order of time: every link's counters as last heard by then.
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Every link's counters as last heard by some times, and whose clocks are far off."""
 
-    Updates within half a second are one reading: devices do not send at once.
+    series: list[tuple[float, dict[Link, PortCounters]]]
+    clocks: dict[str, float]  # devices that are this many seconds ahead of most
+
+
+def readings(links: PortLinks, paths: list[Path]) -> Readings:
+    """Return the readings in the order of time, each when all devices have been heard again.
+
+    Devices do not send at once, and their clocks need not agree: the first of each are taken as
+    read together. One that has sent its last is waited for no more.
     """
     rate, known = links.bytes_per_s(), links.links
-    state: dict[Link, Counted] = {}
-    snapshots: list[tuple[float, dict[Link, PortCounters]]] = []
-    began: float | None = None
-
-    def close(at: float) -> None:
-        snapshots.append((at, {link: _port(rate, values) for link, values in state.items()}))
-
-    for seconds, device, port, counted in sorted(
-        (update for path in paths for update in read_updates(path)), key=lambda one: one[0]
-    ):
+    updates = [update for path in paths for update in read_updates(path)]
+    for _, device, _, _ in updates:
         if device not in known:
             raise InputError(f"the readings name '{device}'; {hint(device, known)}")
-        if port not in known[device]:
-            continue  # leads to nobody that is watched
-        if began is not None and seconds - began >= _TOGETHER_S:
-            close(began)
-            began = None
-        began = seconds if began is None else began
+    updates = [update for update in updates if update[2] in known[update[1]]]  # others lead nowhere
+    ahead, far = _ahead(updates)
+    updates = sorted(
+        ((seconds - ahead[device], device, port, counted)
+         for seconds, device, port, counted in updates), key=lambda one: one[0]
+    )  # fmt: skip
+    last = {device: seconds for seconds, device, _, _ in updates}
+    state: dict[Link, Counted] = {}
+    series: list[tuple[float, dict[Link, PortCounters]]] = []
+    heard: dict[str, float] = {}  # since the last reading: when first
+
+    def close() -> None:
+        at = max(heard.values())
+        series.append((at, {link: _port(rate, values) for link, values in state.items()}))
+        heard.clear()
+
+    for seconds, device, port, counted in updates:
+        over = heard and seconds - max(heard.values()) >= _TOGETHER_S
+        if over and all(
+            own in heard for own, until in last.items() if until >= min(heard.values())
+        ):
+            close()
+        heard.setdefault(device, seconds)
         link = (device, known[device][port])
         state[link] = state.get(link, {}) | counted
-    if began is not None:
-        close(began)
-    return snapshots
+    if heard:
+        close()
+    return Readings(series, far)
+
+
+def _ahead(updates: list[Update]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return how much ahead of most each device's clock is; and where it is more than two readings.
+
+    All devices are taken to have been read from the same moment on.
+    """
+    moments: dict[str, set[float]] = defaultdict(set)
+    for seconds, device, _, _ in updates:
+        moments[device].add(seconds)
+    if not moments:
+        return {}, {}
+    usual = median_low(min(own) for own in moments.values())
+    ahead = {device: min(own) - usual for device, own in moments.items()}
+    steps = [b - a for own in moments.values() for a, b in pairwise(sorted(own))]
+    step = max(median_low(steps), _TOGETHER_S) if steps else _TOGETHER_S
+    return ahead, {device: by for device, by in sorted(ahead.items()) if abs(by) > 2 * step}
 
 
 def _port(rate: float, counted: Counted) -> PortCounters:

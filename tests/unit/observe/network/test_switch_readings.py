@@ -85,11 +85,49 @@ def test_readings_are_put_together_and_ports_of_nobody_left_out(tmp_path: Path) 
         _update(11.0, "leaf-0", "Ethernet0", **{"out-octets": 9}),
     ]
     file.write_text(json.dumps(lines))
-    (first_s, first), (second_s, second) = readings(PortLinks.load(links), [file])
+    (first_s, first), (second_s, second) = readings(PortLinks.load(links), [file]).series
     assert (first_s, second_s) == (10.0, 11.0)
     assert set(first) == {("leaf-0", "a"), ("leaf-1", "c")}
     assert (second["leaf-0", "a"].sent_bytes, second["leaf-0", "a"].pause_frames) == (9, 2)
     assert second["leaf-0", "a"].paused_s is None
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.6, -0.4, 3600.0, -86400.0])
+def test_clocks_of_switches_that_disagree_change_no_finding(
+    skew: float, tmp_path: Path, capfd: Any
+) -> None:
+    links, file = _stormy(tmp_path)
+    decoder, text, at, lines = json.JSONDecoder(), file.read_text(), 0, []
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        at += 1
+        if value.get("source") == "leaf-1:57400":
+            value["timestamp"] += int(skew * 1e9)
+        lines.append(json.dumps(value))
+    file.write_text("\n".join(lines))
+    with pytest.raises(SystemExit):
+        main.run(["fabric", "watch", str(links), str(file)])
+    said = capfd.readouterr().out
+    storms = [line.strip() for line in said.splitlines() if "storm" in line]
+    assert storms
+    assert set(storms) == {
+        "storm: c stops leaf-1 and does not take what comes; 2 links wait for it"
+    }
+    far = [line for line in said.splitlines() if "clock" in line]
+    assert len(far) == (abs(skew) > 1)
+    if far:
+        assert "leaf-1" in far[0]
+        assert "taken as read together" in far[0]
+
+
+def test_devices_that_are_read_less_often_or_vanish(tmp_path: Path) -> None:
+    links, file = tmp_path / "links.yaml", tmp_path / "updates.json"
+    links.write_text(LINKS)
+    often = [_update(t, "leaf-0", "Ethernet0", **{"out-octets": t}) for t in range(10, 20)]
+    seldom = [_update(t, "leaf-1", "Ethernet0", **{"out-octets": t}) for t in (10, 13, 16)]
+    file.write_text(json.dumps(often + seldom))
+    times = [at for at, _ in readings(PortLinks.load(links), [file]).series]
+    assert times == [10.0, 13.0, 16.0, 17.0, 18.0, 19.0]  # leaf-1 is gone after 16
 
 
 @pytest.mark.parametrize(
