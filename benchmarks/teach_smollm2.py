@@ -8,6 +8,7 @@ prompts before and after. The model is SmolLM2-135M-Instruct (the package llm-sm
 GGUF: `tutti convert`), the profile that of one core: `tutti profile smollm2 -o base.json
 --dtype bf16 --threads 1 --tokens 512,1024 --sequence-length 256`. With `--steps` and `--batch`
 nothing is judged: a few steps beside their prediction. Hosts without bf16 take `--precision fp32`.
+With `--minutes` a run saves and ends after so many; the same command goes on with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,11 +226,15 @@ class Lesson:
     precision: str
     steps: int | None  # None: as many as it takes
     batch: int | None
+    minutes: float  # after which a run saves and ends
 
 
-def train(kind: str, lesson: Lesson) -> Path:
-    """Train an adapter; print losses, margins or rewards, and the step beside its prediction."""
-    steps = lesson.steps or STEPS[kind]
+def train(kind: str, lesson: Lesson) -> Path | None:
+    """Train an adapter; print losses, margins or rewards, and the step beside its prediction.
+
+    None where the time was over first.
+    """
+    steps, ends = lesson.steps or STEPS[kind], time.monotonic() + 60.0 * lesson.minutes
     trainer = tutti.Trainer.from_pretrained(
         lesson.model,
         cluster="mixed.json",
@@ -246,15 +252,18 @@ def train(kind: str, lesson: Lesson) -> Path:
         output=f"out/{kind}",
         **OBJECTIVES[kind],
     )  # fmt: skip
-    result = trainer.fit(overwrite=True)
+    begun = any(Path(f"out/{kind}/checkpoints").glob("step-*"))
+    goes_on = begun and not lesson.steps
+    result = trainer.fit(
+        resume=goes_on, overwrite=not goes_on, listener=lambda _: time.monotonic() > ends
+    )
     print(f"{kind}: step {result.seconds_per_step:.2f} s, predicted {result.predicted_s:.2f} s")
     for line in (result.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         figures = json.loads(line)
         wanted = ("step", "loss", "validation_loss", "margin", "right")
         told = {name: figures[name] for name in wanted if name in figures}
         print(told | {"reward": figures["sampled"]["reward"]} if "sampled" in figures else told)
-    assert result.adapter is not None
-    return result.adapter
+    return result.adapter if result.finished else None
 
 
 def judge(model: str, adapter: Path | None, *, ask: str, heat: float, most: int) -> None:
@@ -288,10 +297,11 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--steps", type=int, help="so few, and nothing is judged")
     parser.add_argument("--batch", type=int)
+    parser.add_argument("--minutes", type=float, default=1e6)
     given = parser.parse_args()
     lesson = Lesson(
         model=given.model, profile=given.profile, precision=given.precision, steps=given.steps,
-        batch=given.batch,
+        batch=given.batch, minutes=given.minutes,
     )  # fmt: skip
     for what in given.what:
         if what == "data":
@@ -301,8 +311,12 @@ def main() -> None:
             train(what, lesson)
             continue
         asked = {"ask": ASK, "heat": 1.0} if what == "grpo" else {"ask": "", "heat": 0.0}
+        adapter = train(what, lesson)
+        if adapter is None:
+            print(f"{what}: not done yet; the same command goes on")
+            continue
         judge(given.model, None, most=given.most, **asked)
-        judge(given.model, train(what, lesson), most=given.most, **asked)
+        judge(given.model, adapter, most=given.most, **asked)
 
 
 if __name__ == "__main__":

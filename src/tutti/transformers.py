@@ -93,6 +93,7 @@ class Trainer:
                 "Trainer: 'train_dataset' is missing; give rows, or a datasets.Dataset"
             )
         self.processing_class = processing_class
+        self._given = None if isinstance(model, (str, os.PathLike)) else model
         self.callbacks = TrainerCallbacks(self.args, callbacks)
         self._folder = self._model_folder(model, processing_class)
         self._chips = self._count_chips(cluster, others)
@@ -201,7 +202,8 @@ class Trainer:
         if not found.finished and self.callbacks.control.should_training_stop:
             # a callback ended the run: its last step is the model's
             found = self._ended(found)
-        self.result = found
+        self.result = self._with_best(found) if self.args.load_best_model_at_end else found
+        self._take_over()
         self.callbacks.end()
         losses = self.callbacks.losses
         mean = sum(losses) / max(1, len(losses))
@@ -219,20 +221,60 @@ class Trainer:
         names = ("checkpoint", "huggingface", "adapter", "best", "finished", "stopped_by")
         return replace(found, **{name: getattr(last, name) for name in names})
 
+    def _with_best(self, found: TrainResult) -> TrainResult:
+        """Return a run whose folder holds the checkpoint of the lowest loss on held rows."""
+        if found.best is None or found.best == found.checkpoint or not self.is_world_process_zero():
+            return found
+        from tutti.train.checkpoint.adapters import export_adapter
+        from tutti.train.checkpoint.huggingface import export_hf
+
+        name = "huggingface" if found.adapter is None else "adapter"
+        target = found.output / name
+        fresh = target.with_name(f".{name}.best")
+        shutil.rmtree(fresh, ignore_errors=True)
+        if found.adapter is None:
+            export_hf(found.best, fresh)
+        else:
+            export_adapter(found.best, fresh, base=Path(self._folder))
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+        return found
+
+    def _take_over(self) -> None:
+        """Give the script's own model the trained weights, as transformers trains it in place."""
+        if self._given is not None and self._trained().huggingface is not None:
+            self._given.load_state_dict(self._trained().model().state_dict())
+
     def evaluate(self) -> dict[str, float]:
-        """Return the newest loss on the held rows; `eval_strategy` says when it is taken."""
-        found = self._trained()
-        if not found.validation:
+        """Return the loss on the held rows that is the model's: the newest, or the lowest.
+
+        It is taken when `eval_strategy` says, and at the end where it says never.
+        """
+        if self.result is None:
             raise InputError(
-                "evaluate: no loss on held rows was taken; give eval_dataset and eval_strategy"
+                "evaluate: nothing is trained yet; train() takes the loss on eval_dataset, and "
+                "`tutti evaluate` that of a folder"
             )
-        step, loss = found.validation[-1]
-        return {"eval_loss": loss, "step": step}
+        if not self.result.validation:
+            raise InputError("evaluate: no loss on held rows was taken; give eval_dataset")
+        told = self.result.validation
+        best = self.args.load_best_model_at_end
+        step, loss = min(told, key=lambda one: one[1]) if best else told[-1]
+        return {"eval_loss": loss, "epoch": step / self._lengths.epoch, "step": step}
 
     @property
     def model(self) -> Any:
-        """The trained model, as transformers has it."""
-        return self._trained().model()
+        """The trained model, as transformers has it; the script's own where it gave one."""
+        adapters = self.result is not None and self.result.huggingface is None
+        return self._trained().model() if self._given is None or adapters else self._given
+
+    def is_world_process_zero(self) -> bool:
+        """Tell whether this process is the one that writes."""
+        return int(os.environ.get("RANK", "0")) == 0
+
+    def is_local_process_zero(self) -> bool:
+        """Tell whether this process is the first of its host."""
+        return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Write the trained model (or its adapters) into a folder."""
@@ -240,10 +282,33 @@ class Trainer:
         source = found.huggingface or found.adapter
         if source is None:
             raise InputError("the run wrote no folder for transformers")
-        target = Path(output_dir or Path(self.args.output_dir) / "final")
+        target = Path(output_dir or self.args.output_dir)
         shutil.copytree(source, target, dirs_exist_ok=True)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(target)
+
+    def create_model_card(self, **words: Any) -> None:
+        """Write what was trained on what, and to which loss, beside the model."""
+        found, name = self._trained(), words.get("model_name") or Path(self.args.output_dir).name
+        lines = [
+            f"# {name}",
+            "",
+            f"Trained by tutti from {words.get('finetuned_from') or self._folder}:",
+        ]
+        lines.append(f"{found.steps} steps of {self.config.job.global_batch} rows.")
+        lines += [
+            f"Loss on held rows {loss:.4f} at step {step}." for step, loss in found.validation[-1:]
+        ]
+        files.write_text(Path(self.args.output_dir) / "README.md", "\n".join(lines) + "\n")
+
+    def push_to_hub(self, *arguments: Any, **words: Any) -> None:
+        """Write the model and say that nothing was uploaded."""
+        del arguments, words
+        self.save_model()
+        sys.stderr.write(
+            f"tutti: push_to_hub uploads nothing; the model is in {self.args.output_dir}, and "
+            "`hf upload` sends it\n"
+        )
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print figures."""

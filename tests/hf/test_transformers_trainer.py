@@ -166,7 +166,7 @@ def test_an_ended_run_keeps_what_it_came_to_and_goes_on(
     found = trainer.train()
     assert (found.global_step, found.training_loss) == (2, 1.5)
     assert found.metrics["train_steps_per_second"] == 1.0
-    assert trainer.evaluate() == {"eval_loss": 1.0, "step": 2}
+    assert trainer.evaluate() == {"eval_loss": 1.0, "epoch": 2.0, "step": 2}
     assert trainer.result is not None
     assert trainer.result.losses == (1.0, 2.0)
     assert (trainer.result.finished, trainer.result.stopped_by) == (True, "")
@@ -260,6 +260,51 @@ def test_typical_arguments_are_honoured(
     assert {name: keys(trainer)[name] for name in found} == pytest.approx(found)
 
 
+BEST: dict[str, Any] = {
+    "load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps",
+    "eval_steps": 2, "save_steps": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_best_model_is_the_scripts_own_at_the_end(base: Path, tmp_path: Path) -> None:
+    """Rows of no meaning are learnt by heart: the loss on others rises."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    args = arguments(
+        tmp_path / "out",
+        max_steps=8,
+        learning_rate=3e-2,
+        warmup_steps=8,
+        save_total_limit=1,
+        **BEST,
+    )
+    trainer = Trainer(model, args, train_dataset=rows(), eval_dataset=other_rows(), ranks=1)
+    assert trainer.model is model
+    trainer.train()
+    told = trainer.result.validation if trainer.result is not None else ()
+    lowest = min(loss for _, loss in told)
+    assert told[-1][1] > lowest
+    assert trainer.evaluate()["eval_loss"] == lowest
+    assert trainer.model is model
+    assert held_loss(model) == pytest.approx(lowest, abs=2e-4)
+    trainer.save_model(tmp_path / "saved")
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert held_loss(saved) == pytest.approx(lowest, abs=2e-4)
+
+
+def other_rows() -> list[dict[str, Any]]:
+    """Rows that nothing is trained on."""
+    draw = torch.Generator().manual_seed(9)
+    ids = torch.randint(1, 60, (4, LENGTH), generator=draw).tolist()
+    return [{"input_ids": one, "labels": one} for one in ids]
+
+
+def held_loss(model: Any) -> float:
+    batch = padded(other_rows())
+    with torch.no_grad():
+        return float(model.eval()(**batch).loss)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -277,9 +322,12 @@ def test_typical_arguments_are_honoured(
             "tutti's last steps are linear",
         ),
         (
-            {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps",
-             "eval_steps": 10, "save_steps": 10},
-            "load_best_model_at_end=True would change the result",
+            {**BEST, "metric_for_best_model": "accuracy"},
+            "metric_for_best_model='accuracy' would change the result",
+        ),
+        (
+            {**BEST, "greater_is_better": True},
+            "greater_is_better=True would change the result",
         ),
     ],
 )  # fmt: skip
@@ -329,7 +377,8 @@ def test_what_is_not_there_says_what_is(base: Path, tmp_path: Path) -> None:
     trainer = Trainer(str(base), arguments(tmp_path / "o"), train_dataset=rows(), ranks=1)
     with pytest.raises(AttributeError, match=r"has no 'predict'; it has .*evaluate"):
         trainer.predict(rows())
-    with pytest.raises(InputError, match="nothing is trained yet"):
+    with pytest.raises(InputError, match=r"nothing is trained yet.*tutti evaluate"):
         trainer.evaluate()
+    assert trainer.is_world_process_zero()
     with pytest.raises(InputError, match="resume_from_checkpoint is 'last'"):
         trainer.train(resume_from_checkpoint="last")

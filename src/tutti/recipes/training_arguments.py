@@ -30,6 +30,7 @@ TAKEN = frozenset({
     "bf16", "fp16", "eval_strategy", "eval_steps", "save_strategy", "save_steps",
     "save_total_limit", "seed", "data_seed", "do_train", "do_eval", "use_cpu",
     "dataloader_drop_last", "logging_steps", "logging_strategy", "logging_first_step",
+    "load_best_model_at_end", "metric_for_best_model", "greater_is_better",
     "dataloader_pin_memory",  # follows from the chips, there as here
 })  # fmt: skip
 REFUSED = {
@@ -42,7 +43,6 @@ REFUSED = {
     "auto_find_batch_size": "the planner knows what fits; give the batch",
     "train_sampling_strategy": "rows come in tutti's own seeded order",
     "label_names": "labels are in the field 'labels'",
-    "load_best_model_at_end": "the model is the last step's; result.best names the best checkpoint",
     "average_tokens_across_devices": "a step's loss is the mean over all tokens of its batch",
     "ignore_data_skip": "a resumed run goes on at the sample where it stopped",
 }
@@ -96,6 +96,8 @@ def training_keys(args: Any, *, chips: int) -> dict[str, Any]:
     for name in ("eval_strategy", "save_strategy"):
         if _text(getattr(args, name)) == "best":
             raise _would_change(name, "best", "tutti knows 'no', 'steps' and 'epoch'")
+    if args.load_best_model_at_end:
+        _require_loss(args)
     return {
         "output": str(args.output_dir),
         "seed": args.seed,
@@ -115,6 +117,16 @@ def training_keys(args: Any, *, chips: int) -> dict[str, Any]:
     }
 
 
+def _require_loss(args: Any) -> None:
+    """Refuse a best model by anything but the lowest loss, which is all that tutti takes."""
+    metric = args.metric_for_best_model
+    if metric not in (None, "loss", "eval_loss"):
+        why = "tutti takes the loss alone on held rows; leave it out"
+        raise _would_change("metric_for_best_model", metric, why)
+    if args.greater_is_better:
+        raise _would_change("greater_is_better", True, "the best loss is the lowest; leave it out")
+
+
 def lengths_of(args: Any, *, rows: int, batch: int) -> Lengths:
     """Return how many steps a run has, and an epoch of so many rows."""
     epoch = max(1, rows // batch if args.dataloader_drop_last else -(-rows // batch))
@@ -132,7 +144,7 @@ def timed_keys(args: Any, lengths: Lengths, *, has_held: bool) -> dict[str, Any]
     keys["checkpoints.every"] = _every(args.save_strategy, args.save_steps, lengths)
     if has_held:
         every = _every(args.eval_strategy, args.eval_steps or args.logging_steps, lengths)
-        keys["validation.every"] = every
+        keys["validation.every"] = every or lengths.steps  # at the end, for evaluate() to return
     return keys
 
 

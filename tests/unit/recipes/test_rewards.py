@@ -24,6 +24,10 @@ def odd(answers, record):
     what = record["what"]
     if what == "raises":
         raise KeyError("no such\\nfield")
+    if what == "no value":
+        raise ValueError("no such value")
+    if what == "one number":
+        return 0.5
     if what == "hangs":
         time.sleep(60)
     if what == "dies":
@@ -54,6 +58,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardProcess]
     ("what", "problem"),
     [
         ("raises", "KeyError: 'no such"),
+        ("no value", "ValueError: no such value"),
+        ("one number", "gave 0.5; expected a list with a number per answer"),
         ("too few", "gave 1 rewards for 2 answers"),
         ("text", "gave 'good'; expected a number"),
         ("nan", "gave nan, which is no reward"),

@@ -13,26 +13,28 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tutti.recipes.reinforcement.rewards import NoRewardError
 
 Reward = Callable[[list[str], dict[str, Any]], Sequence[Any]]
 
 
 def find_function(name: str) -> Reward:
-    """Return what "module:function", "file.py:function" or "FOLDER:score" names, or ValueError."""
+    """Return what "module:function", "file.py:function" or "FOLDER:score" names."""
     place, _, function = name.rpartition(":")
     if Path(place).is_dir():
         from tutti.recipes.reinforcement.reward_model import SCORE, RewardModel
 
         if function != SCORE:
-            raise ValueError(f"{place} is a folder; a reward model's is {place}:{SCORE}")
+            raise NoRewardError(f"{place} is a folder; a reward model's is {place}:{SCORE}")
         return RewardModel(Path(place))
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
-            raise ValueError(f"{place}: no such file")
+            raise NoRewardError(f"{place}: no such file")
         spec = importlib.util.spec_from_file_location(f"tutti_reward_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
@@ -44,30 +46,33 @@ def find_function(name: str) -> Reward:
         module = importlib.import_module(place)
     attribute = getattr(module, function, None)
     if not callable(attribute):
-        raise ValueError(f"{place} has no function '{function}'")
+        raise NoRewardError(f"{place} has no function '{function}'")
     made: Reward = attribute
     return made
 
 
 def judged(function: Reward, name: str, answers: list[str], record: dict[str, Any]) -> list[float]:
-    """Return a function's rewards; raise ValueError for what are none."""
+    """Return a function's rewards; raise NoRewardError for what are none."""
     returned = function(list(answers), dict(record))
-    values = list(returned.tolist() if hasattr(returned, "tolist") else returned)
+    given = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise NoRewardError(f"{name} gave {given!r:.40}; expected a list with a number per answer")
+    values = list(given)
     if len(values) != len(answers):
-        raise ValueError(f"{name} gave {len(values)} rewards for {len(answers)} answers")
+        raise NoRewardError(f"{name} gave {len(values)} rewards for {len(answers)} answers")
     for value in values:
         if isinstance(value, bool | int | float):
             if value != value or value in (float("inf"), float("-inf")):
-                raise ValueError(f"{name} gave {value}, which is no reward")
+                raise NoRewardError(f"{name} gave {value}, which is no reward")
         else:
-            raise ValueError(f"{name} gave {value!r:.40}; expected a number")
+            raise NoRewardError(f"{name} gave {value!r:.40}; expected a number")
     return [float(value) for value in values]
 
 
 def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     said = lines[0] if lines else ""
-    return said if isinstance(error, ValueError) and said else f"{type(error).__name__}: {said}"
+    return said if isinstance(error, NoRewardError) else f"{type(error).__name__}: {said}"
 
 
 def main(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from tutti.errors import InputError
 from tutti.huggingface import open_checkpoint
 from tutti.huggingface.tokenizer import Tokenizer, open_tokenizer
 from tutti.nn import Batch, Model, load
+from tutti.recipes.reinforcement.rewards import NoRewardError
 from tutti.train.data.forms import answered
 
 SCORE = "score"
@@ -28,25 +29,25 @@ class RewardModel:
     """The scores of a folder's model."""
 
     def __init__(self, folder: Path, *, tokenizer: str = "") -> None:
-        """Load it; raise ValueError where the folder holds no reward model.
+        """Load it; raise NoRewardError where the folder holds no reward model.
 
         `tokenizer` is the folder's own unless it is named.
         """
         try:
             source = open_checkpoint(folder)
             if not source.spec.head.scores:
-                raise ValueError(f"{folder}: is no reward model; train one with kind: reward")
+                raise NoRewardError(f"{folder}: is no reward model; train one with kind: reward")
             self.tokenizer = open_tokenizer(tokenizer or str(folder.resolve()))
             self._model = Model(source.spec, open_accelerator("cpu").operators)
             load(self._model, source)
         except InputError as error:
-            raise ValueError(str(error)) from None
+            raise NoRewardError(str(error)) from None
 
     def __call__(self, answers: Sequence[str], record: dict[str, Any]) -> list[float]:
         """Return the score of each answer to a record's prompt."""
         prompt = next((record[name] for name in _PROMPTS if name in record), None)
         if prompt is None:
-            raise ValueError("the prompts have no field 'prompt' or 'messages' to score with")
+            raise NoRewardError("the prompts have no field 'prompt' or 'messages' to score with")
         return self.scores([texts_of(self.tokenizer, prompt, answer) for answer in answers])
 
     @torch.no_grad()
@@ -75,7 +76,7 @@ def texts_of(tokenizer: Tokenizer, prompt: object, answer: str) -> list[int]:
     try:
         tokens, _ = answered(tokenizer, prompt, said, lambda: "the prompt", end=True)
     except InputError as error:
-        raise ValueError(str(error)) from None
+        raise NoRewardError(str(error)) from None
     return [int(token) for token in tokens]
 
 

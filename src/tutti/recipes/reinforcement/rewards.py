@@ -23,6 +23,10 @@ from tutti.errors import InputError
 START_S = 60.0  # to import what rewards import
 
 
+class NoRewardError(ValueError):
+    """What a function is, or returned, that cannot be used; its text says all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What rewards say of a group."""
