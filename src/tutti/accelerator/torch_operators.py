@@ -90,7 +90,7 @@ def adamw(
     if gradient_factor is not None:
         wide = list(torch._foreach_mul(wide, gradient_factor))
         counts, skipped = ~gradient_factor.isnan(), gradient_factor.isnan().to(torch.float32)
-    moved, by, *moments = (_Even(list(each)) for each in (weights, wide, means, squares))
+    moved, by, *moments = (_Even(each) for each in (weights, wide, means, squares))
     steps = [torch.tensor(float(step))] * len(moved.parts)
     torch._fused_adamw_(
         moved.parts, by.parts, moments[0].parts, moments[1].parts, [], steps,
@@ -106,19 +106,25 @@ def adamw(
 class _Even:
     """Tensors as flat parts of whole rows; what is left of each in a row that is filled up."""
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self.flat = [tensor.reshape(-1) for tensor in tensors]  # a copy where it has to be
-        bodies = [flat[: len(flat) - len(flat) % ROW] for flat in self.flat]
-        self.rests = [flat[len(flat) - len(flat) % ROW :] for flat in self.flat]
-        self.rows = [functional.pad(rest, (0, ROW - len(rest))) for rest in self.rests if len(rest)]
-        self.parts = [body for body in bodies if len(body)] + self.rows
+        self.rests: list[tuple[Tensor, Tensor]] = []  # with the row of each
+        self.parts: list[Tensor] = []
+        for flat in self.flat:
+            size = flat.numel()
+            left = size % ROW
+            if left < size:
+                self.parts.append(flat[: size - left] if left else flat)
+            if left:
+                rest = flat[size - left :]
+                self.rests.append((rest, functional.pad(rest, (0, ROW - left))))
+        self.parts += [row for _, row in self.rests]
 
     def put_back(self) -> None:
         """Let the tensors be what became of their parts."""
-        filled = [rest for rest in self.rests if len(rest)]
-        for rest, row in zip(filled, self.rows, strict=True):
-            rest.copy_(row[: len(rest)])
+        for rest, row in self.rests:
+            rest.copy_(row[: rest.numel()])
         for tensor, flat in zip(self.tensors, self.flat, strict=True):
             if tensor.data_ptr() != flat.data_ptr():
                 tensor.copy_(flat.view(tensor.shape))

@@ -79,7 +79,7 @@ def _tied(
 ) -> Traffic | None:
     """The tied table, position by position: gradients to the input's stage, parameters back."""
     first, last = (pricer.tied_ends()[i] for i in (0, -1))
-    if first is last:
+    if first is last or not pricer.tied_bytes(entry):
         return None
     start, end = (last, first) if entry.what is What.GRADIENTS else (first, last)
     here, there = (_numbers(list(stage.chips), wiring) for stage in (start, end))

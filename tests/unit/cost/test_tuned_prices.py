@@ -9,6 +9,7 @@ import pytest
 from tests.support.any_plan import PLANS
 from tests.support.tuned_plans import FROZEN, LORA, tuned
 from tutti.plan.plan import Plan
+from tutti.schedule.instruction import Op
 from tutti.simulate.estimate import Estimate, estimate
 
 PLAN = PLANS["activations on the host"]
@@ -30,6 +31,25 @@ def test_less_state_and_less_time(name, tuning):
         assert after.gradients <= before.gradients
     backward = [sum(e.priced.costs.classes[0].seconds) for e in (whole, less)]
     assert backward[1] < backward[0] or tuning is LORA  # tiny adapters are all launches
+
+
+def test_a_table_that_is_not_trained_does_not_travel():
+    """Its two ends stay as they were loaded; trained ones go there and back."""
+
+    def travels(plan: Plan) -> list[float]:
+        found = priced(plan)
+        return [
+            seconds
+            for own, costs in zip(found.schedule.classes, found.priced.costs.classes, strict=True)
+            for entry, seconds in zip(own.instructions, costs.seconds.tolist(), strict=True)
+            if entry.op is Op.SYNC_TIED
+        ]
+
+    apart = PLANS["interleaved, tied apart"]
+    assert min(travels(apart)) > 0
+    assert set(travels(tuned(apart, LORA)[0])) == {0.0}
+    trained = replace(LORA, trained=("token.weight",))
+    assert travels(tuned(apart, trained)[0]) == travels(apart)
 
 
 def test_states_are_those_of_the_adapters_alone():

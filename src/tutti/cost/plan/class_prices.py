@@ -218,10 +218,12 @@ class ClassPricer:
         ]
 
     def tied_bytes(self, entry: Instruction) -> float:
-        """Return what of the tied table a rank sends."""
+        """Return what of the tied table a rank sends: nothing of one that is not trained."""
         precision = self.shared.plan.job.precision
         element = precision.gradients if entry.what is What.GRADIENTS else precision.parameters
         model, replica = self.shared.model, self.replica
+        if not next(p for p in model.parameters(0) if p.name == "token.weight").trainable:
+            return 0.0
         held = 0 if covers(self.rank_state.stage.units, 0) else model.head_unit
         share = self.rank_state.share(held, ParameterClass.DENSE).fraction
         return -(-model.vocab // replica.tp) * model.embedding.dim * element.num_bytes * share
@@ -230,7 +232,7 @@ class ClassPricer:
         """The tied table travels once, in messages, between the stages that hold its two copies."""
         size = self.tied_bytes(entry)
         ends = [stage.replicas[0].chips.at(0) for stage in self.tied_ends()]
-        if ends[0] == ends[-1]:
+        if ends[0] == ends[-1] or not size:
             return Price(0.0)
         links = self.shared.links((ends[0], ends[-1]))
         operation = Operation.BROADCAST if entry.what is What.PARAMETERS else Operation.REDUCE

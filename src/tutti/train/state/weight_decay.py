@@ -53,7 +53,8 @@ def by_settings(
     """
 
     def flag(block: Block) -> tuple[AdamSettings, bool]:
-        return _settings(settings, block.unit, block.name, block.decays), is_matrix(block)
+        place = (block.unit, block.name) if settings.tensors else (0, "")  # then all are alike
+        return _settings(settings, *place, block.decays), is_matrix(block)
 
     flags = [flag(block) for block in blocks]
     if len(set(flags)) == 1:
