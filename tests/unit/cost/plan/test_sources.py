@@ -12,6 +12,7 @@ from tutti.cost.plan.sources import Sources
 from tutti.hardware.cluster import Cluster
 from tutti.search.ask_from_values import make_problem
 from tutti.search.planner import plan
+from tutti.search.question.effort import Effort
 from tutti.simulate.estimate import estimate
 
 MEGATRON = next(c for c in shipped_calibrations() if c.name == "megatron-a100")
@@ -31,7 +32,7 @@ def test_only_the_caller_s_own_runs_are_of_his_cluster() -> None:
 def test_a_plan_and_its_prediction_have_one_interval() -> None:
     cluster = Cluster.load("small-mixed")
     problem = make_problem("smollm2-360m", cluster, sequence_length=1024, global_batch=64)
-    best = plan(problem, compare=False).best
+    best = plan(problem, compare=False, effort=Effort(last_mile=0)).best
     again = estimate(best.plan)
     assert again.interval == pytest.approx(best.estimate.interval, rel=1e-9)
     low, high = again.interval
