@@ -310,6 +310,15 @@ TINY: dict[str, dict[str, object]] = {
         "attention_out_bias": True,
         "mlp_bias": True,
     },
+    "internlm3": {"model_type": "internlm3", **BASE},
+    "internlm3/bias": {
+        "model_type": "internlm3",
+        **GQA,
+        "head_dim": 16,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
+    },
     "smollm3": {"model_type": "smollm3", **BASE},
     "smollm3/window": {
         "model_type": "smollm3",

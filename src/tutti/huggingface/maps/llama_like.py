@@ -27,7 +27,7 @@ _GATE_UP = Rows("mlp.gate_up_proj", of=("mlp.gate", "mlp.up"))
 _QKV = Rows("self_attn.qkv_proj", of=("attention.query", "attention.key", "attention.value"))
 
 register(LLAMA, "llama", "mistral", "qwen2", "qwen3", "granite", "gemma", "ernie4_5")
-register(LLAMA, "arcee", "cohere2", "nemotron", "olmo", "seed_oss", "smollm3")
+register(LLAMA, "arcee", "cohere2", "internlm3", "nemotron", "olmo", "seed_oss", "smollm3")
 register(
     LLAMA.but(
         block={

@@ -316,4 +316,18 @@ register(
         attention=Attention(output_bias="attention_out_bias"),
         dropout=dropouts("attention_dropout", "residual_dropout"),
     ),
+    Decoder(
+        model_type="internlm3",
+        differs={
+            "pad_token_id": 2,
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+        },
+        refuse={
+            "qkv_bias": (False,),
+            "bias": (False,),
+        },  # as older files name what biases there are
+    ),
 )
