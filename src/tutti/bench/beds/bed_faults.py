@@ -143,8 +143,11 @@ class ProbedBed:
         for verdict in self.verdicts(LIMITS_S[kind] + 2.0):
             if verdict.accused:
                 named = tuple(" or ".join(b.parts) for b in verdict.accused)
-                took = time.monotonic() - began if set(named) <= set(links) else None
-                break
+                if set(named) <= set(links):
+                    took = time.monotonic() - began
+                    break
+                if not all(set(links) & set(b.parts) for b in verdict.accused):
+                    break  # somebody else is blamed; "this or that" may become this alone in time
         mend()
         for _ in self.verdicts(_LAST_REPORTS_S):  # what was lost before is still reported
             pass
