@@ -28,7 +28,7 @@ def change_rows(
     quiet: bool,
 ) -> list[Row]:
     """Plan for each changed cluster and return the figures beside those of the cluster as it is."""
-    from tutti.search.question.what_if import renumbered
+    from tutti.search.question.renumbering import renumbered
 
     if not changes:
         return []

@@ -102,7 +102,7 @@ def _part_of(name: str, on: list[str], *, quiet: bool) -> Cluster:
     """Return some nodes of a cluster, and say which number each has in the plan."""
     from tutti.hardware.cluster import Cluster
     from tutti.hardware.node_list import parse_nodes
-    from tutti.search.question.what_if import renumbering_text
+    from tutti.search.question.renumbering import renumbering_text
 
     try:
         nodes = parse_nodes(on)

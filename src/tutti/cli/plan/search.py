@@ -115,6 +115,7 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
     from tutti.hardware.cluster import Cluster
     from tutti.plan.files import load_plan
     from tutti.search.question.what_if import change_cluster
+    from tutti.search.replan.changed_plan import changed_plan
     from tutti.search.replan.replan import replan
 
     if len(asked.what_if) > 1:
@@ -122,11 +123,11 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
             "--replan-from: give one --what-if; several changes at once are written with commas"
         )
     old = load_plan(old_plan)
-    cluster, moved = Cluster.load(asked.cluster), None
+    cluster, moved, change = Cluster.load(asked.cluster), None, None
     if asked.what_if:
         _require_running_on(old_plan, old.cluster.name, old.cluster.hash, cluster)
         change = change_cluster(cluster, asked.what_if[0])
-        cluster, moved = change.cluster, change.moved
+        cluster, moved = change.cluster, change.moved if change.parts is None else None
     running = {
         "global_batch": old.job.global_batch,
         "sequence_length": old.job.sequence_length,
@@ -134,9 +135,13 @@ def _replan(asked: Asked, old_plan: Path, results: Results) -> None:
     }
     given = {name: value for name, value in asked.job.items() if value is not None}
     problem = _problem(asked, {**running, **given}, cluster)
+    if change is not None:
+        old = changed_plan(old, change, problem.model)
     with ProgressLine("re-planning", wanted=not results.json) as line:
         replanned = replan(old, problem, moved=moved, report=line)
-    results.write_plan(replanned.result.best.plan)
+    best = replanned.result.best.plan
+    parts = change.parts if change is not None else None
+    results.write_plan(best if parts is None else parts.to_real(best))
     results.write_page(replanned.result, problem.model, problem.cluster)
     _show_replanned(replanned, problem, results, moved or {})
     _export(results, replanned.result, problem)
@@ -157,7 +162,7 @@ def _require_running_on(path: Path, name: str, said: str, cluster: Cluster) -> N
 
 def _say_renumbered(moved: NodeMoves, of: str = "") -> None:
     """Say which nodes have other numbers in the changed cluster, and so in the new plan."""
-    from tutti.search.question.what_if import renumbering_text
+    from tutti.search.question.renumbering import renumbering_text
 
     if words := renumbering_text(moved):
         typer.echo(f"note: {of}nodes behind a lost one move up: {words} (old → new number)")

@@ -10,6 +10,7 @@ of the cluster as it stands before the first of them:
     -pool v100        a pool goes
     slow a800 0.8     a800*0.8          a pool is measured at a fraction of its speed
     link a800 p800 0.5                  the bandwidth between two pools changes
+    -chip a800/0/3                      and other changes of single places: `single_changes`
 
 Nodes of a pool are numbered 0…n-1, so that those behind a lost one move up; `Change.moved` says
 which node became which. A leaf switch joins nodes by number: after a loss in the middle the model
@@ -30,25 +31,31 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import CrossLink
 from tutti.hardware.library import Library
 from tutti.hardware.pool import Pool
-from tutti.hardware.topology import default_cross_link
+from tutti.hardware.topology import Position, default_cross_link
 from tutti.hardware.wires import scaled_link
+from tutti.search.question.cluster_parts import ClusterParts
+from tutti.search.question.single_changes import PLACE, NodePlace, SingleChanges
 from tutti.units import many
-
-NodePlace = tuple[str, int]  # pool, node
 
 _FORMS = (
     "+8xH100, -8xH100, +2 nodes POOL, -2 nodes POOL, -node 3, -node POOL/3, -pool POOL, "
-    "slow POOL 0.8, link POOL POOL 0.5"
+    "slow POOL 0.8, link POOL POOL 0.5, -chip POOL/3/0, slow POOL/3[/0] 0.7, wire POOL/3 0.5, "
+    "link POOL/3 POOL/4 0.5"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The cluster after a change; nodes that are lost are not in `moved`."""
+    """The cluster after a change; nodes that are lost are not in `moved`.
+
+    Where single chips or wires change, the cluster is that of `parts`.
+    """
 
     cluster: Cluster
     moved: Mapping[NodePlace, NodePlace]
     words: str
+    parts: ClusterParts | None = None
+    lost: frozenset[Position] = frozenset()  # single chips
 
 
 @dataclass(slots=True)
@@ -59,12 +66,14 @@ class _Draft:
     pools: dict[str, Pool]
     nodes: dict[str, list[int | None]]
     links: list[CrossLink]
+    singles: SingleChanges
     words: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, cluster: Cluster) -> _Draft:
         return cls(
             before=cluster,
+            singles=SingleChanges(cluster),
             pools={pool.name: pool for pool in cluster.pools},
             nodes={pool.name: list(range(pool.nodes)) for pool in cluster.pools},
             links=list(cluster.fabric.links),
@@ -128,33 +137,19 @@ def _finished(draft: _Draft, text: str) -> Change:
         for new, old in enumerate(olds)
         if old is not None
     }
-    return Change(cluster=cluster, moved=moved, words=words)
-
-
-def renumbered(moved: Mapping[NodePlace, NodePlace]) -> dict[str, str]:
-    """Return the nodes that have another number now: "a800/4" → "a800/3"."""
-    changed = ((old, new) for old, new in moved.items() if old != new)
-    return {f"{a[0]}/{a[1]}": f"{b[0]}/{b[1]}" for a, b in changed}
-
-
-def renumbering_text(moved: Mapping[NodePlace, NodePlace]) -> str:
-    """Return the same in a line: "a800/4-7 → a800/3-6"; empty where all have kept theirs."""
-    runs: list[tuple[NodePlace, NodePlace, int]] = []  # first old, first new, how many
-    for old, new in moved.items():
-        if old == new:
-            continue
-        if runs:
-            first, to, count = runs[-1]
-            if (old, new) == ((first[0], first[1] + count), (to[0], to[1] + count)):
-                runs[-1] = (first, to, count + 1)
-                continue
-        runs.append((old, new, 1))
-
-    def span(place: NodePlace, count: int) -> str:
-        last = f"-{place[1] + count - 1}" if count > 1 else ""
-        return f"{place[0]}/{place[1]}{last}"
-
-    return ", ".join(f"{span(old, n)} → {span(new, n)}" for old, new, n in runs)
+    try:
+        alike = replace(cluster, summary=before.summary) == before
+        parts = draft.singles.parts(before if alike else cluster, moved)
+    except InputError as error:
+        raise _error(text, str(error)) from None
+    if parts is None:
+        return Change(cluster=cluster, moved=moved, words=words)
+    summary = f"{before.name} with this change: {words}"
+    parts = replace(parts, cluster=replace(parts.cluster, summary=summary))
+    return Change(
+        cluster=parts.cluster, moved=moved, words=words, parts=parts,
+        lost=frozenset(draft.singles.lost),
+    )  # fmt: skip
 
 
 # --- nodes that come -------------------------------------------------------------------------
@@ -348,6 +343,26 @@ def _scaled(link: CrossLink, home: Pool, away: Pool, factor: float, part: str) -
         raise _error(part, str(error)) from None
 
 
+# --- single places ---------------------------------------------------------------------------
+
+
+def _single(draft: _Draft, part: str, *given: str) -> None:
+    """Change a chip, a wire, or the link between two."""
+    kind = part.removeprefix("-").split()[0].casefold()
+    try:
+        if kind == "chip":
+            draft.words.append(draft.singles.drop(given[0]))
+            return
+        factor = _factor(given[-1], part)
+        if kind == "slow":
+            draft.words.append(draft.singles.slow(given[0], factor))
+        else:
+            draft.words.append(draft.singles.slow_wire(given[:-1], factor))
+    except InputError as error:
+        text = str(error)
+        raise error if text.startswith("what-if:") else _error(part, text) from None
+
+
 _NAME, _NUMBER = r"([^\s/*]+)", r"(\d{1,9})"
 _CHANGES: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"\+\s*{_NUMBER}\s*x\s*{_NAME}", _add_chips),
@@ -357,6 +372,10 @@ _CHANGES: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"-\s*node\s+{_NUMBER}", _drop_node),
     (rf"-\s*node\s+{_NAME}/{_NUMBER}", _drop_pool_node),
     (rf"-\s*pool\s+{_NAME}", _drop_pool),
+    (rf"-\s*chip\s+({_NAME[1:-1]}/{_NUMBER[1:-1]}/{_NUMBER[1:-1]})", _single),
+    (rf"slow\s+{PLACE}\s+(\S+)", _single),
+    (rf"wire\s+{PLACE}\s+(\S+)", _single),
+    (rf"link\s+{PLACE}\s+{PLACE}\s+(\S+)", _single),
     (rf"slow\s+{_NAME}\s+(\S+)", _slow),
     (rf"{_NAME}\s*\*\s*(\S+)", _slow),
     (rf"link\s+{_NAME}\s+{_NAME}\s+(\S+)", _relink),

@@ -22,8 +22,8 @@ from tutti.search.planner import plan
 from tutti.search.pricing.simulate_draft import DraftSimulator
 from tutti.search.pricing.unit_tables import Config, Tables
 from tutti.search.question.effort import Effort, Report, silent
+from tutti.search.question.renumbering import renumbered
 from tutti.search.question.space import Problem
-from tutti.search.question.what_if import renumbered
 from tutti.search.replan.state_movement import Movement, NodeMoves, movement, payback
 from tutti.search.replan.surviving_plan import surviving_plan
 from tutti.search.strategy.coarse_chain import Chain, ScheduleOption

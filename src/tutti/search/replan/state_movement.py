@@ -29,7 +29,7 @@ from tutti.models.tuning import is_read_again
 from tutti.plan.chips import ChipSet
 from tutti.plan.job import Job
 from tutti.plan.plan import Plan
-from tutti.search.question.what_if import NodePlace
+from tutti.search.question.single_changes import NodePlace
 from tutti.search.replan.state_layout import (
     ROUNDING,
     FloatArray,

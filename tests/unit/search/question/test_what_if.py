@@ -13,7 +13,8 @@ from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
-from tutti.search.question.what_if import change_cluster, renumbered, renumbering_text
+from tutti.search.question.renumbering import renumbered, renumbering_text
+from tutti.search.question.what_if import change_cluster
 
 FEW = settings(max_examples=max(20, settings.default.max_examples // 5))
 
