@@ -93,7 +93,11 @@ class Controller:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.bind(settings.bind)
+        try:
+            self._socket.bind(settings.bind)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise OSError(error.errno, error.strerror) from None
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._identities: dict[str, bytes] = {}
         self._heard_at: dict[str, float] = {}
@@ -114,8 +118,7 @@ class Controller:
     def restore(self, members: Membership) -> None:
         """Go on where an earlier controller of the job ended; hosts have as long to come back."""
         self.members, self._taken_up = members, members.generation
-        now = time.monotonic()
-        self._heard_at = {name: now for name, _ in members.hosts}
+        self._heard_at = dict.fromkeys((name for name, _ in members.hosts), time.monotonic())
 
     def tell(self, event: Event) -> None:
         """Take an event from outside, such as a wish; called by any thread."""

@@ -337,3 +337,12 @@ def test_steps_told_to_a_controller_that_was_lost_are_heard_by_the_next(tmp_path
     assert heard == [(7, True), (8, False)]
     controller.close()
     journal.close()
+
+
+def test_an_address_that_is_not_of_this_host_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """Whoever made the settings says which of them it is."""
+    settings = ControllerSettings(job="job", key=KEY, bind="tcp://203.0.113.9:5000")
+    journal = Journal(tmp_path)
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        Controller(settings, journal, settle, lambda *_: "here:1", lambda *_: None)
+    journal.close()
