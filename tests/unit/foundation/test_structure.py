@@ -6,7 +6,10 @@ import ast
 import functools
 import re
 from collections import Counter, defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 import tutti
 
@@ -63,6 +66,14 @@ def test_no_file_of_tests_is_too_long():
     lines = {p.name: p.read_bytes().count(b"\n") for p in tests.rglob("*.py")}
     assert len(lines) > 100
     assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
+
+
+def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config):
+    """By itself pytest goes past folders with names like `dist` and `build`, and says nothing."""
+    folders = {path.parent.name for path in Path(__file__).parents[2].rglob("test_*.py")}
+    patterns = pytestconfig.getini("norecursedirs")
+    assert "dist" in folders
+    assert [name for name in folders if any(fnmatch(name, each) for each in patterns)] == []
 
 
 def test_no_function_is_too_long():

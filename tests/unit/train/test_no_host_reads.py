@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.any_plan import PLANS
+from tests.support.every_other import every_other
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
 from tests.unit.train.state.test_state_offload import PLANS as OFFLOADED
@@ -110,7 +111,7 @@ DENSE |= {f"{name}, offloaded": plan for name, plan in OFFLOADED.items() if is_d
 assert len(DENSE) > 15
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", every_other(DENSE))
 def test_nothing_is_read_while_a_step_is_issued(name: str, refusing: Any) -> None:
     assert train(DENSE[name], refusing) == 2
 

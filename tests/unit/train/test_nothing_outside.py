@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.any_plan import PLANS, Draft
+from tests.support.every_other import every_other
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import batches_of, engine_of, in_precision, settings
 from tests.unit.train.state.test_state_offload import PLANS as OFFLOADED
@@ -181,7 +182,7 @@ CASES: dict[str, tuple[Plan, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every_other(CASES))
 def test_every_call_is_in_an_instruction_of_its_lane(name):
     plan, expected = CASES[name]
     seen: dict[str, Counter[Op | None]] = defaultdict(Counter)
