@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 
-def every_other(cases: Iterable[str]) -> list[Any]:
-    """Return the cases as parameters; the second, the fourth and so on are slow."""
+def every_other(cases: Iterable[str], first: int = 0) -> list[Any]:
+    """Return the cases as parameters; from one (0 or 1) on, those between are slow."""
     return [
-        pytest.param(case, marks=[pytest.mark.slow] if number % 2 else [])
+        pytest.param(case, marks=[pytest.mark.slow] if number % 2 != first else [])
         for number, case in enumerate(cases)
     ]

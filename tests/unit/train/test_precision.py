@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.any_plan import Draft, level
+from tests.support.every_other import every_other
 from tests.support.threads import ThreadLinks, World
 from tests.support.training import (
     batches_of,
@@ -41,7 +42,7 @@ PLANS: dict[str, Plan] = {
 
 
 @pytest.mark.parametrize("policy", ["bf16", "pure_bf16"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", every_other(PLANS))
 def test_bf16_is_as_good_as_in_one_process(name: str, policy: str) -> None:
     plan = in_precision(PLANS[name], policy)
     spec = plan.model.spec
@@ -51,7 +52,7 @@ def test_bf16_is_as_good_as_in_one_process(name: str, policy: str) -> None:
     assert found.norms == pytest.approx(expected.norms, rel=2**-5)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", every_other(PLANS, first=1))
 def test_fp16_trains_like_fp32(name: str) -> None:
     spec = PLANS[name].model.spec
     assert spec is not None
@@ -103,7 +104,7 @@ def plant_infinity(engine: Engine, at_step: int) -> None:
     engine.parameters.collect = planted  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", every_other(PLANS))
 def test_one_overflow_skips_the_step_everywhere(name: str) -> None:
     plan = in_precision(PLANS[name], "fp16")
     spec = plan.model.spec
@@ -200,7 +201,7 @@ def test_formats_that_nothing_here_computes_in() -> None:
             compute_dtype(wrong)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", every_other(PLANS, first=1))
 def test_fp8_trains_alike_under_every_plan(name: str) -> None:
     spec = PLANS[name].model.spec
     assert spec is not None
@@ -212,7 +213,7 @@ def test_fp8_trains_alike_under_every_plan(name: str) -> None:
     assert expected.norms != wide.norms, "products were made in 8 bits"
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", every_other(PLANS))
 def test_some_blocks_of_fp8_stay_wide_under_every_plan(name: str) -> None:
     spec = PLANS[name].model.spec
     assert spec is not None
