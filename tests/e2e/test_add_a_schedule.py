@@ -75,6 +75,7 @@ def test_its_tests_pass(checkout: Path) -> None:
     assert min(counts) >= 2, text
 
 
+@pytest.mark.slow
 def test_it_is_planned_simulated_and_trained(checkout: Path) -> None:
     _, (_, using) = blocks("sh")
     text = shell(checkout, using)

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, blocks, called, words
 from tests.support.warm_scripts import run_script
 from tutti.cli.main import run
 
+LONG = {"docs/how-to/plan-a-mixed-cluster.md"}  # its searches are like those of the README
 SKIPPED = (".", "make", "pip", "pre-commit")
 
 
@@ -45,6 +47,16 @@ def commands(page: Path) -> Iterator[Command]:
                 found.shown.append(line)
         if found is not None:
             yield found
+
+
+def pages_with_commands() -> list[ParameterSet]:
+    return [
+        pytest.param(
+            page, marks=[pytest.mark.slow] if called(page) in LONG else [], id=called(page)
+        )
+        for page in PAGES
+        if any(commands(page))
+    ]
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -86,7 +98,7 @@ def not_printed(shown: str, output: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(commands(p))], ids=called)
+@pytest.mark.parametrize("page", pages_with_commands())
 def test_commands_of_a_page(
     page: Path,
     tmp_path: Path,

@@ -136,6 +136,7 @@ def replay(port: int, key: Key, peer: int) -> None:
     assert is_closed(second)
 
 
+@pytest.mark.slow
 def test_strangers_at_every_port(tmp_path: Path) -> None:
     write_job(tmp_path)
     trap = tmp_path / "a stranger's command ran"

@@ -56,7 +56,10 @@ class OpenRank:
             self.comm.barrier().wait()
 
     def close(self) -> None:
-        """Leave the other ranks and engines."""
+        """Leave the other ranks and engines; what was sent has arrived."""
+        for lane in self.engine.lanes:
+            if isinstance(lane.worker, StageWorker):
+                lane.worker.flush()
         self.stack.close()
 
 

@@ -285,6 +285,11 @@ class StageWorker(Worker):
         while len(self._sent) > UNSENT:
             self._sent.popleft().wait()
 
+    def flush(self) -> None:
+        """Wait until the others have all that was sent: who ends before them does this first."""
+        while self._sent:
+            self._sent.popleft().wait()
+
     def _extras(self, step: Step, x: Tensor, batch: Batch, result: StepResult) -> None:
         if self._place.is_last:
             super()._extras(step, x, batch, result)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import features
 from tests.support.any_plan import PLANS
+from tests.support.every_other import every_other
 from tests.support.features import drawn_plans
 from tests.support.rank_pool import RankPool
 from tests.support.rank_training import train_processes
@@ -31,7 +32,7 @@ def check(pool: RankPool, plan: Plan) -> dict[Token, float]:
     return moved
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", every_other(PLANS))
 def test_losses_gradients_and_weights(pool: RankPool, name: str) -> None:
     assert check(pool, PLANS[name]) == {}
 

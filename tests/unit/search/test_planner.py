@@ -27,9 +27,7 @@ from tutti.search.question.effort import Effort, Progress
 from tutti.search.question.space import Problem, Space
 from tutti.simulate.estimate import estimate
 
-SHORT = Effort(
-    last_mile=250_000
-)  # a tenth of a search: enough where the last per cent is not asked
+SHORT = Effort(last_mile=60_000)  # a little: enough where the last per cent is not asked
 NO_LAST_MILE = Effort(last_mile=0)
 
 
