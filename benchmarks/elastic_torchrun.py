@@ -12,6 +12,7 @@ takes `--step-s`. So nothing but torchrun and the imports of torch is measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -100,9 +101,12 @@ class Run:
         return at
 
     def close(self) -> None:
-        """End all of it."""
+        """End all of it: its workers have sessions of their own."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for rank in range(self.ranks):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                self.kill(rank)
 
 
 def kills(run: Run, count: int, limit_s: float) -> None:
