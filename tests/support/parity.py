@@ -25,6 +25,7 @@ WINDOW = 8
 # Options that tiny sequences would not reach, or that the tiny configs leave at large defaults.
 OTHERWISE: dict[str, dict[str, Any]] = {
     "llama/dynamic": {"max_position_embeddings": 16},
+    "internlm3/bias": {"max_position_embeddings": 16},
     "phi3/long": {
         "original_max_position_embeddings": 20,
         "rope_scaling": {

@@ -16,6 +16,7 @@ ALIKE = {
     "arcee": "llama",
     "glm4": "glm",
     "hunyuan_v1_dense": "llama",
+    "internlm3": "llama",
     "olmo2": "llama",
     "olmo3": "mistral",
     "phi3": "mistral",
