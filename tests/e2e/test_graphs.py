@@ -125,7 +125,7 @@ def test_a_loss_between_steps(found: dict[str, Any]) -> None:
 
 
 def test_passes_in_any_order(found: dict[str, Any]) -> None:
-    assert len(found["orders"]) == 2
+    assert len(found["orders"]) == 3
     assert_close(found["orders"])
 
 

@@ -81,29 +81,29 @@ class Lane:
     @property
     def carried(self) -> Carried:
         """What the kernel says that this connection has carried; nothing where it does not say."""
-        if not hasattr(socket, "TCP_INFO") or not self.connection.open:
-            return _NOTHING
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CARRIED.size)
+            told = self._told(_CARRIED)
         except OSError:
             return _NOTHING
-        if len(info) < _CARRIED.size:
-            return _NOTHING
-        acknowledged, busy_us = _CARRIED.unpack(info)
-        return Carried(acknowledged, busy_us / 1e6)
+        return Carried(told[0], told[1] / 1e6) if told else _NOTHING
 
     @property
     def is_silent(self) -> bool:
         """Whether the path takes bytes and brings no word back."""
-        if not hasattr(socket, "TCP_INFO") or not self.connection.open:
-            return False
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            told = self._told(_TCP_INFO)
         except OSError:
             return True
-        if len(info) < _TCP_INFO.size:
+        if not told:
             return False
-        state, _, retransmits, unacked, last_word_ms = _TCP_INFO.unpack(info)
+        state, _, retransmits, unacked, last_word_ms = told
         if state == _SYN_SENT:
             return bool(retransmits)
         return bool(unacked) and retransmits > 1 and last_word_ms >= _LEAST_SILENCE_MS
+
+    def _told(self, layout: struct.Struct) -> tuple[int, ...]:
+        """Return what the kernel says of an open connection, nothing where it does not say."""
+        if not hasattr(socket, "TCP_INFO") or not self.connection.open:
+            return ()
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, layout.size)
+        return layout.unpack(info) if len(info) == layout.size else ()
