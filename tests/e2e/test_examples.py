@@ -44,7 +44,7 @@ def test_quickstart(tmp_path: Path, pair: Path) -> None:
         "FEW": "2",
         "BUDGET": "4s",
         "BATCH": "4",
-        "SEQUENCES": "16",
+        "SEQUENCES": "48",
         "SPACE": "--tp-max 1 --schedule 1f1b --shard 1",
         "CLUSTER": str(pair),
     }
@@ -61,7 +61,7 @@ def test_quickstart(tmp_path: Path, pair: Path) -> None:
     for name in ("plan.json", "next.json", "planned/plan.json", "uniform/plan.json"):
         assert check_plan(load_plan(out / name)) == []
     assert "llama-3.2-1b on small-mixed" in (out / "plan.html").read_text()
-    assert "of state move in about" in done.stdout
+    assert "paid back after" in done.stdout
     assert "planned" in (out / "report.html").read_text()
     assert '"heat/0"' in (out / "dashboard.html").read_text()
     assert "a rehearsal: eight emulated chips" in done.stdout  # found, unless the machine is busy
