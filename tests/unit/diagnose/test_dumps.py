@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tutti.diagnose.dumps.folder import diagnose_dump_folder
 from tutti.diagnose.dumps.records import read_dumps
 from tutti.diagnose.dumps.values import plain_values
 from tutti.diagnose.dumps.verdict import diagnose_dumps
 from tutti.diagnose.finding import Component, Finding
 from tutti.errors import InputError
+from tutti.observe import ring as ring_file
+from tutti.observe.folder import RINGS
+from tutti.observe.ring import Kind, Listed, Ring, read_ring, ring_path
 
 WORLD = range(4)
 
@@ -229,3 +234,122 @@ def test_several_that_never_came_may_wait_for_messages_that_are_not_recorded(
     found = told(tmp_path, records)
     assert found.where.ranks == (0, 1)
     assert "record no messages" in found.notes[-1]
+
+
+GROUPS = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3), "3": (0, 2), "4": (1, 3)}
+CONFIG = {name: {"name": name, "ranks": json.dumps(ranks)} for name, ranks in GROUPS.items()}
+
+
+def dumps_of_a_stop(seed: int, kept: int) -> tuple[int, dict[int, list[dict[str, Any]]], bool]:
+    """Return who stops in a drawn program of sums and messages, what all recorded, and if it shows.
+
+    Everybody calls in one order, so that nothing but the stop can hold others up.
+    """
+    dice = random.Random(seed)
+    culprit, last = dice.randrange(4), dice.randrange(20, 60)
+    held: set[int] = set()  # who stands still
+    entries: dict[int, list[dict[str, Any]]] = {rank: [] for rank in WORLD}
+    numbers: dict[tuple[int, str, bool], int] = {}
+    shows = False
+    for at in range(80):
+        group, message = dice.choice(list(GROUPS)), dice.random() < 0.5
+        ranks = dice.sample(GROUPS[group], 2) if message else list(GROUPS[group])
+        held |= {culprit} if at >= last else set()
+        come = [rank for rank in ranks if rank not in held]
+        for rank in come:
+            number = numbers[rank, group, message] = numbers.get((rank, group, message), 0) + 1
+            a, b = (GROUPS[group].index(r) for r in ranks[:2])
+            side = f"send {a}->{b}" if rank == ranks[0] else f"recv {b}<-{a}"
+            entries[rank].append(entry(
+                group, 0 if message else number, side if message else "all_reduce",
+                p2p_seq_id=number, is_p2p=message, record_id=len(entries[rank]),
+                state="completed" if len(come) == len(ranks) else "started",
+            ))  # fmt: skip
+        if len(come) < len(ranks):
+            shows |= bool(come)
+            held |= set(come)
+    return culprit, {rank: own[-kept:] for rank, own in entries.items()}, shows
+
+
+@pytest.mark.parametrize("kept", [80, 12])
+def test_messages_are_waited_for_by_their_other_side_alone(kept: int, tmp_path: Path) -> None:
+    seen = 0
+    for seed in range(60):
+        culprit, records, shows = dumps_of_a_stop(seed, kept)
+        if not shows:
+            continue
+        seen += 1
+        (tmp_path / f"{seed}").mkdir()
+        found = told(tmp_path / f"{seed}", records, pg_config=CONFIG)
+        assert found.where.ranks == (culprit,), seed
+    assert seen > 40
+
+
+def test_many_messages_are_not_taken_for_collectives(tmp_path: Path) -> None:
+    records = healthy()
+    for n in range(1, 40):
+        for rank, side in ((2, "send 2->3"), (3, "recv 3<-2")):
+            records[rank].append(
+                entry("0", 5, side, p2p_seq_id=n, is_p2p=True, record_id=n + 9)
+            )  # fmt: skip
+    for rank in (0, 1, 2):
+        records[rank].append(late())
+    assert told(tmp_path, records).where.ranks == (3,)
+
+
+def test_a_message_that_both_are_in_is_the_network(tmp_path: Path) -> None:
+    records = healthy()
+    for rank, side in ((0, "send 0->1"), (1, "recv 1<-0")):
+        records[rank].append(entry("0", 5, side, p2p_seq_id=1, is_p2p=True, state="started"))
+    found = told(tmp_path, records)
+    assert (found.component, found.where.ranks) == (Component.NETWORK, ())
+
+
+def write_rings(folder: Path, culprit: int, *, lost: bool = False) -> None:
+    """Write rings of three ranks, of which one never comes to the third step's sum."""
+    listed = [Listed(words="Forward units 0-1", lane="compute"),
+              Listed(words="ClipNorm", lane="network", meets="ClipNorm")]  # fmt: skip
+    for rank in range(3):
+        if lost and rank == culprit:
+            continue
+        ring = Ring(ring_path(folder, rank), rank=rank, world=3, instructions=listed, events=64)
+        for number in (1, 2, 3):
+            ring.begin_step(number)
+            for kind in (Kind.START, Kind.ISSUED) if number < 3 or rank != culprit else ():
+                ring.note(kind, 0)
+            if number == 3 and rank != culprit:
+                ring.note(Kind.START, 1)
+                ring.note(Kind.WAIT, 1)
+            elif number < 3:
+                for kind in (Kind.START, Kind.ISSUED, Kind.WAIT, Kind.DONE):
+                    ring.note(kind, 1)
+                ring.note(Kind.STEP_END)
+        ring.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("culprit", range(3))
+def test_rings_of_ours(culprit: int, lost: bool, tmp_path: Path) -> None:
+    write_rings(tmp_path, culprit, lost=lost)
+    for path in tmp_path.iterdir():  # each process lived for a minute after its last event
+        alive_ns = read_ring(path).events[-1].time_ns + 60_000_000_000
+        with path.open("r+b") as file:
+            file.seek(ring_file._AT_ALIVE)
+            file.write(ring_file._ALIVE.pack(alive_ns))
+    found = diagnose_dump_folder(tmp_path)
+    assert found.where.ranks == (culprit,)
+
+
+def test_rings_that_agree(tmp_path: Path) -> None:
+    write_rings(tmp_path, 3)
+    assert diagnose_dump_folder(tmp_path).healthy
+
+
+def test_rings_that_cannot_be_used(tmp_path: Path) -> None:
+    write_rings(tmp_path / RINGS, 0)
+    with pytest.raises(InputError, match="tutti doctor run"):
+        diagnose_dump_folder(tmp_path)
+    for path in (tmp_path / RINGS).iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="no ring can be used"):
+        diagnose_dump_folder(tmp_path / RINGS)

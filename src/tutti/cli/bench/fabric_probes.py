@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tutti.cli.shared.output import Json, print_json, print_rich
+from tutti.errors import InputError, hint
 
 if TYPE_CHECKING:
     from tutti.bench.beds.bed_faults import FaultRun, HealthyRun
@@ -17,6 +18,10 @@ _SHARE_S = 20.0
 
 def faults(
     times: Annotated[int, typer.Argument(help="How often each kind of fault.", min=1)] = 20,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="cut, blackhole, slow or loss; none: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first fault of each kind.", min=0)] = 0,
     json: Json = False,
 ) -> None:
     """Break links of the bed, one after another: when do its hosts' probes name them (root).
@@ -24,29 +29,36 @@ def faults(
     Links are cut, made a black hole one way, given a quarter of their rate, and made to lose one
     packet in 32.
     """
-    _run(times, None, as_json=json)
+    from tutti.bench.beds.bed_faults import LIMITS_S
+
+    for name in kind or ():
+        if name not in LIMITS_S:
+            raise InputError(f"--kind '{name}': {hint(name, LIMITS_S)}")
+    drawn = [(name, seed + i) for name in kind or LIMITS_S for i in range(times)]
+    _run(drawn, None, as_json=json)
 
 
 def healthy(
     seconds: Annotated[float, typer.Argument(help="How long.", min=1)] = 600,
+    stop: Annotated[int, typer.Option(help="The host that is stopped.", min=0, max=8)] = 4,
     json: Json = False,
 ) -> None:
     """Probe the bed without a fault, under load, a host stopped for a third: who is accused (root).
 
     TCP flows fill links meanwhile.
     """
-    _run(0, seconds, as_json=json)
+    _run([], (seconds, stop), as_json=json)
 
 
-def _run(times: int, healthy_s: float | None, *, as_json: bool) -> None:
+def _run(drawn: list[tuple[str, int]], healthy: tuple[float, int] | None, *, as_json: bool) -> None:
     """Break links of the bed one after another, or leave it alone for a while."""
-    from tutti.bench.beds.bed_faults import LIMITS_S, ProbedBed
+    from tutti.bench.beds.bed_faults import ProbedBed
     from tutti.bench.beds.clos_bed import ClosSpec
 
     bed = ProbedBed(ClosSpec())
     try:
-        runs = [bed.run_fault(kind, seed) for kind in LIMITS_S for seed in range(times)]
-        quiet = None if healthy_s is None else bed.run_healthy(healthy_s, stop=4)
+        runs = [bed.run_fault(kind, seed) for kind, seed in drawn]
+        quiet = None if healthy is None else bed.run_healthy(*healthy)
         shares = bed.processor_shares(_SHARE_S)
     finally:
         bed.close()

@@ -112,12 +112,10 @@ def dumps(
     folder: Annotated[Path, typer.Argument(help="The folder with the dumps of all ranks.")],
     json: Json = False,
 ) -> None:
-    """Say from flight recorders' dumps (NCCL, gloo) which ranks the others wait for."""
-    from tutti.diagnose.dumps.records import read_dumps
-    from tutti.diagnose.dumps.verdict import diagnose_dumps
+    """Say from flight recorders' dumps (NCCL, gloo, rings) which ranks the others wait for."""
+    from tutti.diagnose.dumps.folder import diagnose_dump_folder
 
-    read, notes = read_dumps(folder)
-    print_finding(diagnose_dumps(read, notes), json=json)
+    print_finding(diagnose_dump_folder(folder), json=json)
 
 
 @app.command("run")

@@ -18,6 +18,7 @@ from tutti.errors import InputError
 
 State = Literal["scheduled", "started", "completed"]
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
+_PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)$")  # "nccl:recv 3<-0", ranks in the group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Record:
     types: tuple[str, ...]
     state: State
     frames: tuple[str, ...] = ()
+    peer: int | None = None  # of a message: the other rank, as the group counts
 
     def words(self) -> str:
         """Return it as a person would say it."""
@@ -48,6 +50,7 @@ class Dump:
     file: str
     records: tuple[Record, ...]
     members: Mapping[str, tuple[int, ...]]  # of groups, as far as it says
+    whole: bool = True  # its first records were not yet written over
 
 
 def read_dumps(folder: Path) -> tuple[list[Dump], list[str]]:
@@ -109,12 +112,14 @@ def _dump(value: Any, rank: int, file: str) -> Dump:
         file=file,
         records=tuple(_record(entry, i) for i, entry in enumerate(entries)),
         members={name: ranks for name, ranks in members.items() if ranks},
+        whole=not entries or int(entries[0].get("record_id", 0)) == 0,
     )
 
 
 def _record(entry: Mapping[str, Any], order: int) -> Record:
     group = entry["process_group"]
     message = bool(entry.get("is_p2p", False))
+    peer = _PEER.search(str(entry["profiling_name"])) if message else None
     state: State = entry.get("state", "scheduled")
     if entry.get("retired") or entry.get("time_discovered_completed_ns"):
         state = "completed"  # gloo leaves the state as it was
@@ -131,4 +136,5 @@ def _record(entry: Mapping[str, Any], order: int) -> Record:
             f"{f.get('filename')}:{f.get('line')} {f.get('name')}"
             for f in (entry.get("frames") or ())[:4]
         ),
+        peer=int(peer[1]) if peer else None,
     )

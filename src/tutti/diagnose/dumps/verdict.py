@@ -51,11 +51,31 @@ class _Scene:
                 return record
         return None
 
-    def last(self, rank: int, group: str) -> int:
-        """Return how far a rank came in a group; -1 where it never was."""
+    def last(self, rank: int, like: Record) -> int:
+        """Return how far a rank came in a record's group; -1 where it never was.
+
+        Messages and collectives are counted apart.
+        """
         dump = self.dumps.get(rank)
-        numbers = [r.number for r in (dump.records if dump else ()) if r.group == group]
+        numbers = [
+            r.number for r in (dump.records if dump else ())
+            if (r.group, r.message) == (like.group, like.message)
+        ]  # fmt: skip
         return max(numbers, default=-1)
+
+    def messages(self, rank: int, group: str, kind: str, peer: int) -> list[Record]:
+        """Return what a rank sent ("send") to another or received ("recv") from it."""
+        dump = self.dumps.get(rank)
+        return [
+            r for r in (dump.records if dump else ())
+            if r.group == group and r.operation.startswith(kind) and r.peer is not None
+            and self.global_rank(group, r.peer) == peer
+        ]  # fmt: skip
+
+    def global_rank(self, group: str, at: int) -> int:
+        """Return who a group's rank is, where a dump says who is of the group."""
+        members = self.members[group] if group in self.declared else ()
+        return members[at] if at < len(members) else at
 
     def blocked(self, rank: int) -> Record | None:
         """Return what a rank waits in: its first record that is not complete."""
@@ -139,13 +159,29 @@ def _kind(record: Record) -> tuple[str, int, tuple[str, ...]]:
 
 def _waited_for(scene: _Scene, rank: int, record: Record) -> set[int]:
     """Return the members of a record's group that have not come as far."""
+    if record.peer is not None:
+        return _peer_waited_for(scene, rank, record)
     behind = set()
     for other in scene.members[record.group]:
         if other == rank:
             continue
-        if other not in scene.dumps or scene.last(other, record.group) < record.number:
+        if other not in scene.dumps or scene.last(other, record) < record.number:
             behind.add(other)
     return behind
+
+
+def _peer_waited_for(scene: _Scene, rank: int, record: Record) -> set[int]:
+    """Return the other rank of a message, unless it has begun its side of it."""
+    peer = scene.global_rank(record.group, record.peer or 0)
+    own, other = ("send", "recv") if record.operation.startswith("send") else ("recv", "send")
+    theirs = scene.messages(peer, record.group, other, rank)
+    if any(one.state != "completed" for one in theirs):
+        return set()
+    if scene.dumps[rank].whole and peer in scene.dumps and scene.dumps[peer].whole:
+        mine = scene.messages(rank, record.group, own, peer)
+        if len(theirs) > mine.index(record):
+            return set()
+    return {peer}
 
 
 def _alone(scene: _Scene, blocked: Mapping[int, Record], waits: dict[int, set[int]]) -> None:
