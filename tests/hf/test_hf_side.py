@@ -18,8 +18,8 @@ from tutti.huggingface.comparison import compare  # noqa: E402
 from tutti.huggingface.dumps import Batch, Dump  # noqa: E402
 from tutti.models import load_model  # noqa: E402
 
-# Its scores of experts are so close that in bfloat16 some tokens choose other ones.
-OTHER_EXPERTS = ("deepseek_v2/grouped", "olmoe/gqa")
+# Their scores of experts are so close that in bfloat16 some tokens choose or weigh other ones.
+OTHER_EXPERTS = ("deepseek_v2/grouped", "olmoe/gqa", "phimoe", "phimoe/long")
 
 
 def dump(folder: Path, target: Path, dtype: str = "float32") -> Dump:

@@ -19,7 +19,7 @@ from tutti.models import read_config  # noqa: E402
 from tutti.nn import Batch  # noqa: E402
 
 TYPES = sorted({str(values["model_type"]) for values in TINY.values()})
-BALANCED = ("ernie4_5_moe", "gpt_oss", "mixtral/4", "olmoe", "qwen2_moe", "qwen3_moe")
+BALANCED = ("ernie4_5_moe", "gpt_oss", "mixtral/4", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -63,7 +63,7 @@ def test_a_balancing_loss_is_as_strong_as_transformers(name: str) -> None:
         "router_aux_loss_coef": 0.25, "decoder_sparse_step": 2, "moe_layer_start_index": 1,
         "pad_token_id": None, "layer_types": None,
     }  # fmt: skip
-    if name in ("mixtral/4", "gpt_oss", "olmoe"):
+    if name in ("mixtral/4", "gpt_oss", "olmoe", "phimoe"):
         values["num_hidden_layers"] = 1
     spec = read_config(values, name)
     sparse = [u for u in range(1, spec.num_layers + 1) if spec.block(u).moe is not None]

@@ -34,6 +34,17 @@ OTHERWISE: dict[str, dict[str, Any]] = {
             "long_factor": [2.0, 2.5, 3.0, 3.5],
         },
     },
+    "phimoe/long": {
+        "original_max_position_embeddings": 20,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [2.0, 2.5, 3.0, 3.5],
+            "short_mscale": 1.25,
+            "long_mscale": 1.25,
+            "original_max_position_embeddings": 20,
+        },
+    },
     "minicpm3/small": {
         "rope_scaling": {
             "type": "longrope",
@@ -48,7 +59,7 @@ IMPLEMENTATION = {"falcon/alibi": "sdpa"}
 WINDOWED = ("mistral", "qwen2/window", "qwen2_moe/sparse", "qwen3_moe/sparse", "mixtral/4")
 WINDOWED += ("gemma2", "gemma2/types", "gemma3_text", "gemma3_text/pattern", "phi3/long")
 WINDOWED += ("gpt_oss", "gpt_oss/plain", "smollm3/window", "exaone4", "cohere2", "cohere2/types")
-WINDOWED += ("olmo3", "olmo3/yarn", "dots1/sparse")
+WINDOWED += ("olmo3", "olmo3/yarn", "dots1/sparse", "phimoe/long")
 
 
 def parity_config(name: str) -> dict[str, Any]:
@@ -78,7 +89,24 @@ def hf_model(name: str, values: dict[str, Any], dtype: torch.dtype = torch.float
                 tensor.normal_(0, min(0.08, 0.64 * tensor.shape[-1] ** -0.5))
             else:
                 tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    if name == "phimoe/long":
+        tell_length(model.model.rotary_emb)
     return model.to(dtype).eval()
+
+
+def tell_length(rotary: Any) -> None:
+    """Let longrope know how long the text is: transformers' Phi-3.5-MoE forgets to, its authors'
+    code does not, and without it the long factors are never used.
+    """
+    lengths: list[int] = []
+    plain = rotary.rope_init_fn
+    rotary.register_forward_pre_hook(
+        lambda _, args, options: lengths.append(
+            int((options["position_ids"] if "position_ids" in options else args[1]).max()) + 1
+        ),
+        with_kwargs=True,
+    )
+    rotary.rope_init_fn = lambda config: plain(config, seq_len=lengths[-1])
 
 
 def our_model(hf: Any, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Model:

@@ -9,8 +9,8 @@ import pytest
 
 # made of parts that others have
 COMBINED = (
-    "arcee", "cohere2", "dots1", "exaone4", "internlm3", "nemotron", "olmo3", "olmoe", "seed_oss",
-    "smollm3",
+    "arcee", "cohere2", "dots1", "exaone4", "internlm3", "nemotron", "olmo3", "olmoe", "phimoe",
+    "seed_oss", "smollm3",
 )  # fmt: skip
 
 

@@ -74,4 +74,5 @@ EXPERT_TYPES = (
     "gpt_oss",
     "dots1",
     "olmoe",
+    "phimoe",
 )

@@ -16,6 +16,7 @@ from tests.support.tiny_bases import (
     SMALLER,
     YARN,
 )
+from tests.support.tiny_open_experts import OPEN_EXPERTS
 
 # name: config; the first of each type has the fewest keys
 TINY: dict[str, dict[str, object]] = {
@@ -356,38 +357,7 @@ TINY: dict[str, dict[str, object]] = {
             "original_max_position_embeddings": 32,
         },
     },
-    "dots1": {
-        "model_type": "dots1",
-        **BASE,
-        "n_routed_experts": 6,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "num_key_value_heads": 8,
-    },
-    "dots1/sparse": {
-        "model_type": "dots1",
-        **GQA,
-        "head_dim": 16,
-        "moe_intermediate_size": 32,
-        "n_routed_experts": 8,
-        "n_shared_experts": 2,
-        "num_experts_per_tok": 3,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 2.5,
-        "sliding_window": 16,
-        "max_window_layers": 2,
-    },
-    "olmoe": {"model_type": "olmoe", **BASE},
-    "olmoe/gqa": {
-        "model_type": "olmoe",
-        **GQA,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-    },
+    **OPEN_EXPERTS,
 }
 
 # The first config of a type leaves out its counts of experts, which makes it large; shrink them.

@@ -132,6 +132,8 @@ def _router_problems(moe: MoeSpec) -> Iterator[str]:
     router = moe.router
     if moe.shared_gate:
         yield "its shared experts have a gate"
+    if router.scores == "near_softmax":
+        yield "its router weighs an expert among those near it"
     if router.bias and not moe.bias:
         yield "its router has a bias"
     if router.scores == "sigmoid" and not router.normalize and moe.experts_per_token > 1:

@@ -202,8 +202,10 @@ class MlpSpec:
 class RouterSpec:
     """How a token chooses its experts, and with which weights."""
 
-    # softmax: over all, then top-k; sigmoid: each alone; topk_softmax: over the chosen only
-    scores: Literal["softmax", "sigmoid", "topk_softmax"] = "softmax"
+    # softmax: over all, then top-k; sigmoid: each alone; topk_softmax: over the chosen only;
+    # near_softmax: one choice after the other, over those of the rest that are near its best
+    scores: Literal["softmax", "sigmoid", "topk_softmax", "near_softmax"] = "softmax"
+    near: NotNegative = 0.0  # how far a logit may lie below the best, as a part of the larger one
     bias: bool = False
     # a bias that steers the choice but not the weights; not trained by gradients. transformers
     # holds it as a buffer (DeepSeek) or as a frozen parameter (Ernie), which counts

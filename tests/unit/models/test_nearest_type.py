@@ -73,16 +73,22 @@ def test_a_shipped_type_cannot_be_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "part"),
+    ("config", "part", "near"),
     [
-        ({"model_type": "qwen3_next", "linear_num_key_heads": 16}, "linear attention"),
-        ({"model_type": "granitemoehybrid", "mamba_d_state": 256}, "state-space layers"),
-        ({"model_type": "mamba2", "state_size": 128}, "state-space layers"),
-        ({"model_type": "llava", "vision_config": {}}, "a vision tower"),
-        ({"model_type": "phimoe"}, "SparseMixer"),
+        ({"model_type": "qwen3_next", "linear_num_key_heads": 16}, "linear attention", True),
+        ({"model_type": "minimax", "linear_attn_alpha_factor": 1}, "linear attention", True),
+        ({"model_type": "granitemoehybrid", "mamba_d_state": 256}, "state-space layers", True),
+        ({"model_type": "nemotron_h", "ssm_state_size": 128}, "state-space layers", True),
+        ({"model_type": "lfm2", "conv_L_cache": 3}, "short convolutions", True),
+        ({"model_type": "mamba2", "state_size": 128}, "state-space layers", False),
+        ({"model_type": "falcon_mamba", "state_size": 16}, "state-space layers", False),
+        ({"model_type": "llava", "vision_config": {}}, "a vision tower", False),
     ],
 )
-def test_parts_that_are_not_computed_are_named(config: dict[str, object], part: str) -> None:
+def test_parts_that_are_not_computed_are_named(
+    config: dict[str, object], part: str, near: bool
+) -> None:
+    """With what the other layers are like, where there are any."""
     text = refusal({**catalog_config("llama-3-8b"), **config})
     assert f"it has {part}" in text
-    assert "nearest" not in text
+    assert ("; otherwise the nearest architecture is '" in text) is near

@@ -309,6 +309,8 @@ def _supports_route(
 ) -> str | None:
     if router.groups > 1:
         return "no groups of experts"
+    if router.scores not in SCORES:
+        return f"no scores by {router.scores}"
     if logits.shape[1] > MOST_EXPERTS or top > 32:
         return f"up to {MOST_EXPERTS} experts, 32 of them chosen, only"
     if router.scores == "topk_softmax" and correction is not None:

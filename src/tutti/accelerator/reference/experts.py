@@ -26,6 +26,8 @@ def route(
     if router.scores == "topk_softmax":
         values, experts = torch.topk(wide, top, dim=-1)
         return Routing(values.softmax(-1) * router.scale, experts, wide.softmax(-1))
+    if router.scores == "near_softmax":
+        return _one_after_the_other(wide, router, top)
     scores = wide.sigmoid() if router.scores == "sigmoid" else wide.softmax(-1)
     steered = scores if correction is None else scores + correction.to(scores.dtype)
     if router.groups > 1:
@@ -38,6 +40,20 @@ def route(
             total = total.clamp_min(router.normalize_min)
         weights = weights / total
     return Routing(weights * router.scale, experts, scores)
+
+
+def _one_after_the_other(logits: Tensor, router: RouterSpec, top: int) -> Routing:
+    """Choose the best, then the best of the rest; each weighs its share among those near it."""
+    rest, weights, experts = logits, [], []
+    for _ in range(top):
+        best, chosen = rest.detach().max(-1, keepdim=True)
+        distance = (best - rest.detach()) / logits.detach().abs().clamp(min=best)
+        shares = rest.masked_fill(distance > router.near, float("-inf")).softmax(-1)
+        weights.append(shares.gather(1, chosen))
+        experts.append(chosen)
+        rest = rest.scatter(1, chosen, float("-inf"))
+    scaled = torch.cat(weights, -1) * router.scale
+    return Routing(scaled, torch.cat(experts, -1), logits.softmax(-1))
 
 
 def _best_groups(scores: Tensor, router: RouterSpec) -> Tensor:

@@ -30,7 +30,7 @@ MIXTRAL: WeightMap = LLAMA.but(
 )
 
 register(ROUTED, "qwen3_moe", "glm4_moe", "dots1", "olmoe")
-register(MIXTRAL, "mixtral")
+register(MIXTRAL, "mixtral", "phimoe")
 register(
     ROUTED.but(
         block={

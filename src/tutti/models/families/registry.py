@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from tutti import plug_ins
@@ -48,13 +48,27 @@ _NEVER: Mapping[str, tuple[object, ...]] = {
 }
 
 
-# Parts that no adapter models, by the fields that give them away.
-_UNKNOWN_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("linear attention", ("linear_num_key_heads", "linear_attn_config", "lightning_head_dim")),
+# Layers that no adapter models, by the fields that give them away.
+_UNKNOWN_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "linear attention",
+        (
+            "linear_num_key_heads",
+            "linear_num_heads",
+            "linear_attn_config",
+            "linear_attn_alpha_factor",
+            "lightning_head_dim",
+        ),
+    ),
     (
         "state-space layers",
         ("mamba_d_state", "ssm_state_size", "mamba_expand", "ssm_cfg", "hybrid_override_pattern"),
     ),
+    ("short convolutions", ("conv_L_cache",)),
+    ("a recurrence in the place of some attention", ("lru_width",)),
+)
+# Whole encoders beside the decoder.
+_UNKNOWN_TOWERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("a vision tower", ("vision_config", "vision_tower_config")),
     ("an audio tower", ("audio_config",)),
 )
@@ -62,8 +76,9 @@ _UNKNOWN_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _UNKNOWN_TYPES: Mapping[str, str] = {
     "mamba": "state-space layers",
     "mamba2": "state-space layers",
+    "falcon_mamba": "state-space layers",
     "rwkv": "a recurrence in the place of attention",
-    "phimoe": "SparseMixer, a router that draws its experts at random",
+    "xlstm": "a recurrence in the place of attention",
 }
 
 
@@ -128,20 +143,25 @@ def _remedy(values: Mapping[str, object]) -> str:
     inner = values.get("text_config")
     if isinstance(inner, dict) and inner.get("model_type") in list(_FAMILIES):
         return "only its 'text_config' can be read; save that as a config.json of its own"
-    if (part := _unknown_part(values)) is not None:
-        return f"it has {part}, which tutti does not compute"
+    for part, near_it in _unknown_parts(values):
+        near = nearest_family(values, _FAMILIES.values(), _read) if near_it else None
+        beside = f"; otherwise {near}" if near else ""
+        return f"it has {part}, which tutti does not compute{beside}"
     near = nearest_family(values, _FAMILIES.values(), _read)
     if near is None:
         near = hint(str(values.get("model_type")), _FAMILIES)
     return f"{near.removesuffix('?')}; {PAGE} shows how to add a type"
 
 
-def _unknown_part(values: Mapping[str, object]) -> str | None:
-    for part, keys in _UNKNOWN_PARTS:
-        for key in keys:
-            if values.get(key) is not None:
-                return f"{part} ('{key}')"
-    return _UNKNOWN_TYPES.get(str(values.get("model_type")))
+def _unknown_parts(values: Mapping[str, object]) -> Iterator[tuple[str, bool]]:
+    """Yield what no adapter models, and whether the rest is like another type."""
+    for table in (_UNKNOWN_TOWERS, _UNKNOWN_LAYERS):
+        for part, keys in table:
+            for key in keys:
+                if values.get(key) is not None:
+                    yield f"{part} ('{key}')", table is _UNKNOWN_LAYERS
+    if (part_of := _UNKNOWN_TYPES.get(str(values.get("model_type")))) is not None:
+        yield part_of, False
 
 
 def _read(family: Family, values: Mapping[str, object], name: str, place: Place) -> ModelSpec:

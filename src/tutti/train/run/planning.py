@@ -248,6 +248,12 @@ def notices(job: Job) -> Iterator[str]:
             f"dropout of the model's config ({asked}) is not applied: tutti trains without "
             "(--set dropout=0 says that this is meant)"
         )
+    routers = [block.moe.router for block in job.spec.blocks if block.moe is not None]
+    if any(router.jitter or router.scores == "near_softmax" for router in routers):
+        yield (
+            "the noise of the model's router in training is not applied: every token takes its "
+            "best experts"
+        )
 
 
 def training_pools(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:

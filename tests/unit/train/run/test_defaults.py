@@ -151,6 +151,23 @@ def test_dropout_of_a_config_is_said(folder: Path) -> None:
     assert not [line for line in notices(prepare(config())) if "dropout" in line]
 
 
+def test_noise_of_a_router_is_said(folder: Path) -> None:
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 259,
+        "num_local_experts": 4,
+    }  # fmt: skip
+    mixtral = {**sizes, "model_type": "mixtral"}
+    for values, noisy in (
+        ({**sizes, "model_type": "phimoe"}, 1),
+        (mixtral, 0),
+        ({**mixtral, "router_jitter_noise": 0.1}, 1),
+    ):
+        (folder / "tiny/config.json").write_text(json.dumps(values))
+        lines = [line for line in notices(prepare(config())) if "noise" in line]
+        assert len(lines) == noisy, values
+
+
 def test_dropout_that_is_asked_for_is_refused() -> None:
     with pytest.raises(InputError, match=r"'dropout' is 0.1, but tutti trains without dropout"):
         config(dropout=0.1)

@@ -54,6 +54,7 @@ CASES = (
     _route("softmax, 1 token", RouterSpec(), 1, 8, 2),
     _route("softmax, normalized", RouterSpec(normalize=True), 33, 60, 4),
     _route("softmax over the chosen", RouterSpec(scores="topk_softmax"), 17, 32, 4),
+    _route("softmax of those near", RouterSpec(scores="near_softmax", near=0.4), 17, 16, 2),
     _route("sigmoid, scaled", RouterSpec(scores="sigmoid", scale=2.5), 17, 16, 3),
     _route(
         "sigmoid, corrected",
