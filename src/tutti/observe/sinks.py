@@ -40,9 +40,18 @@ class JsonLines:
     def __init__(self, path: Path, *, after: int = 0) -> None:
         kept = [line for line in figure_lines(path) if _step_of(line) <= after]
         write_text(path, "".join(kept))
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._soon_path = path.with_name(SOON)
+        self._path, self._soon_path = path, path.with_name(SOON)
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._soon = self._soon_path.open("wb", buffering=0)
+
+    def reopen(self) -> None:
+        """Go on in a file of the same name, for the folder is another one."""
+        self._file.close()
+        self._soon.close()
+        self._open()
 
     def soon(self, records: Sequence[StepRecord]) -> None:
         """Keep what is known of steps whose lines are still to come."""

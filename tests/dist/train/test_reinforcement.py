@@ -151,3 +151,18 @@ def test_groups_with_bad_rewards_are_left_out_or_end_the_run(folder: Path) -> No
                 "bad_rewards": "error"}  # fmt: skip
     with pytest.raises(TuttiError, match="rewards: RuntimeError: odd; mend it"):
         Trainer(config_of(folder, "ends", objective={"kind": "grpo", "sampling": sampling})).fit()
+
+
+def test_rewards_that_tell_nothing_apart_are_said(folder: Path) -> None:
+    """Once at first and once at the third batch in a row, with a figure in every step's record."""
+    (folder / "rewards.py").write_text(
+        "def digits(answers, record):\n    return [0.25] * len(answers)\n"
+    )
+    said: list[str] = []
+    result = Trainer(config_of(folder, "alike")).fit(
+        listener=lambda event: said.append(str(event.values.get("text", "")))
+    )
+    lines = [line for line in said if "worth the same (0.25)" in line]
+    assert ["in this batch" in line for line in lines] == [True, False]
+    assert "for 3 batches in a row" in lines[1]
+    assert [one["alike"] for one in sampled(result.output)] == [1.0] * 4

@@ -20,6 +20,7 @@ from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
 from tutti.observe.folder import SAMPLES
 from tutti.recipes.reinforcement.advantages import group_advantages, left_out_advantages
+from tutti.recipes.reinforcement.alike import Alike, share_alike
 from tutti.recipes.reinforcement.answering import Answering, Answers, Order
 from tutti.recipes.reinforcement.apart import AnsweringAhead
 from tutti.recipes.reinforcement.by_turns import ByTurns
@@ -66,6 +67,7 @@ class Rollouts:
         made = AnsweringAhead if self._sampling.answering else ByTurns
         self._answering: Answering = made(context, engine, coordinator, data, load, stack)
         self._number, self._batch = -1, None  # type: tuple[int, SampledBatch | None]
+        self._alike = Alike()
         self.seconds = 0.0  # that the step at hand spent on its batch
         self.figures: dict[str, float] = {}
 
@@ -177,11 +179,13 @@ class Rollouts:
             "rewards": first.rewards, "problem": first.problem,
         }  # fmt: skip
         path = Path(self._context.config.folder) / SAMPLES
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been moved away
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def _note(self, answers: Answers) -> None:
-        rewards = [value for one in answers.judged if not one.problem for value in one.rewards]
+        groups = np.asarray([one.rewards for one in answers.judged if not one.problem])
+        rewards, alike = groups.reshape(-1).tolist(), share_alike(groups)
         every = [tokens for group in answers.answers for tokens in group]
         cut = sum(tokens[-1] not in self._answering.ends for tokens in every if tokens)
         self.figures = {
@@ -190,8 +194,13 @@ class Rollouts:
             "answer_tokens": float(np.mean([len(tokens) for tokens in every])),
             "cut_short": cut / max(1, len(every)),
             "left_out": float(sum(bool(one.problem) for one in answers.judged)),
+            "alike": alike,
             **answers.seconds,
         }
+        if self._coordinator.rank == 0:
+            text = self._alike.noted(alike, rewards, str(self._context.config.folder / SAMPLES))
+            if text:
+                self._context.warn(text)
 
     # --- what a batch is made with ---------------------------------------------------------
 

@@ -35,6 +35,7 @@ from tutti.train.engine.engine import Engine
 from tutti.train.engine.gradient_noise import noise_scale
 from tutti.train.engine.recorder import Readings
 from tutti.train.engine.step_totals import StepResult
+from tutti.train.run.claim import Home
 from tutti.train.run.rank_context import RankContext
 from tutti.train.sync.wire_times import WireTimes, wires_of
 
@@ -61,6 +62,7 @@ class Measure:
         self._sinks: Sinks | None = None
         self._lines: JsonLines | None = None
         self._series: RankSeries | None = None
+        self._home: Home | None = None
         # a controller is told of wires, too
         self._wires = WireTimes(control) if context.led else None
         self._engine.recorder.expect(expected_seconds(engine, predicted))
@@ -76,6 +78,7 @@ class Measure:
             yield
             return
         self._sinks = Sinks(list(self._opened(after)))
+        self._home = Home(self._context.config.folder)
         self._series = self._opened_series()
         try:
             yield
@@ -86,7 +89,8 @@ class Measure:
             for record in self._unwritten():  # the others are gone, and their times with them
                 self._sinks.write(record)
             self._sinks.close()
-            self._sinks = self._lines = self._port = None
+            self._home.close()
+            self._sinks = self._lines = self._port = self._home = None
 
     def _opened_series(self) -> RankSeries | None:
         """Open where every rank's figures go; a folder that cannot be written is said."""
@@ -179,6 +183,7 @@ class Measure:
 
     def step(self, record: StepRecord) -> None:
         """Take the figures of a step."""
+        self._look_for_folder()
         if record.step % self._context.config.measure.every:
             return
         self.recent.append(record)
@@ -190,8 +195,23 @@ class Measure:
 
     def finish(self) -> None:
         """Write all steps that are left."""
+        self._look_for_folder()
         self._send()
         self._write()
+
+    def _look_for_folder(self) -> None:
+        """Go on in a new folder where the run's own was moved away or deleted, and say so."""
+        became = "" if self._home is None else self._home.lost()
+        if not became:
+            return
+        context = self._context
+        context.job.save()
+        if self._lines is not None:
+            self._lines.reopen()
+        context.warn(
+            f"{context.config.folder} {became} while the run writes in it: checkpoints and "
+            "figures go on in a new folder of that name"
+        )
 
     def _send(self) -> None:
         """Let the taken figures go their way, and write those that have arrived."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import InputError
-from tutti.train.run.claim import claim
+from tutti.train.run.claim import LOCK, Home, claim
 
 HOLD = """
 import sys, time
@@ -72,4 +73,42 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr(fcntl, "flock", refuse)
     held = claim(tmp_path)
     assert "its file system has no locks" in held.note
+    held.release()
+
+
+def test_a_folder_is_at_home_until_it_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    held = claim(folder)
+    home = Home(folder)
+    (folder / "checkpoints").mkdir()
+    assert home.lost() == ""
+    folder.rename(tmp_path / "old")
+    assert home.lost() == f"was moved to {tmp_path}/old"
+    assert home.lost() == "", "said once"
+    with pytest.raises(InputError, match="another job writes there now"):
+        claim(folder, wait_s=0.0)  # the new one is held, too
+    shutil.rmtree(folder)
+    assert home.lost() == "was deleted"
+    (folder / LOCK).unlink()
+    assert home.lost() == ""
+    with pytest.raises(InputError, match="another job writes there now"):
+        claim(folder, wait_s=0.0)
+    home.close()
+    claim(folder, wait_s=0.0).release()
+    held.release()
+
+
+def test_a_name_that_another_job_has_taken_is_left_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    held, home = claim(folder), Home(folder)
+    folder.rename(tmp_path / "old")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=f"process {other.pid} of"):
+            home.lost()
+        other.kill()
+    home.close()
     held.release()
