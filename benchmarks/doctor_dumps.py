@@ -5,13 +5,16 @@
 Every fault runs in four processes with PyTorch's flight recorder on; after some seconds in which
 nothing can move any more each rank that lives writes its dump, in pickle and in JSON in turn. Right
 is exactly the culprit and no healthy rank, or nobody where nothing is wrong. `--trace` prints what
-PyTorch's own torchfrtrace says of the same dumps.
+PyTorch's own torchfrtrace says of the same records.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -27,11 +30,12 @@ from tutti.diagnose.dumps.verdict import diagnose_dumps
 
 RANKS = 4
 STILL_S = 3.0
+PAIRS = ([0, 1], [2, 3], [0, 2], [1, 3])
 _CODE = """
 import os, time
 import torch, torch.distributed as dist
 x, y = torch.ones(64), torch.ones(64)
-subs = [dist.new_group(pair) for pair in ([0, 1], [2, 3], [0, 2], [1, 3])]
+subs = [dist.new_group(pair) for pair in pairs]
 pair, cross = (subs[0] if rank < 2 else subs[1]), (subs[2] if rank % 2 == 0 else subs[3])
 for _ in range(3):
     dist.all_reduce(x)
@@ -114,7 +118,7 @@ def be_rank(rank: int, code: str, folder: str, form: str) -> None:
 
     threading.Thread(target=dump).start()
     try:
-        exec(_CODE + code, {"rank": rank})
+        exec(_CODE + code, {"rank": rank, "pairs": PAIRS})
     except RuntimeError:
         time.sleep(600)  # a rank that lost the others still has its dump to write
     time.sleep(600)
@@ -141,15 +145,25 @@ def injected(fault: Fault, folder: Path, form: str) -> None:
         process.join()
 
 
-def traced(folder: Path, form: str) -> str:
-    """Return what PyTorch's own analyser says, its last line of it."""
-    command = [
-        sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder),
-        "-p", "rank_", *(["-j"] if form == "json" else []),
-    ]  # fmt: skip
+def traced(folder: Path) -> tuple[set[int], str]:
+    """Return whom PyTorch's own analyser calls missing, and the last thing that it says.
+
+    It reads pickles alone, and not those of gloo, which do not say who is of a group: it gets the
+    same records as pickles, with the members of all groups.
+    """
+    members = {"0": list(range(RANKS))} | {str(n): pair for n, pair in enumerate(PAIRS, start=1)}
+    config = {name: {"name": name, "desc": "", "ranks": str(r)} for name, r in members.items()}
+    for path in folder.iterdir():
+        data = path.read_bytes()
+        value = json.loads(data) if data[:1] == b"{" else pickle.loads(data)
+        path.write_bytes(pickle.dumps(value | {"pg_config": config}))
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder),
+               "-p", "rank_"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return lines[-1][:160] if lines else "nothing"
+    text = done.stdout + done.stderr
+    missing = re.findall(r"missing ranks: {([\d, ]+)}", text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return {int(r) for ranks in missing for r in ranks.split(",")}, lines[-1] if lines else ""
 
 
 def main() -> None:
@@ -161,23 +175,28 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    good = healthy_named = 0
+    good = healthy_named = traced_good = traced_healthy = 0
     chosen = {name: FAULTS[name] for name in args.fault or FAULTS}
     for number, (name, fault) in enumerate(chosen.items()):
         form = ("pickle", "json")[number % 2]
         with tempfile.TemporaryDirectory() as temporary:
             injected(fault, Path(temporary), form)
             found = diagnose_dumps(*read_dumps(Path(temporary) / "dumps"))
-            beside = traced(Path(temporary) / "dumps", form) if args.trace else ""
+            beside = traced(Path(temporary) / "dumps") if args.trace else None
         fits = tuple(found.where.ranks) == fault.ranks
         good += fits
         healthy_named += bool(set(found.where.ranks) - set(fault.ranks))
         ranks = ", ".join(map(str, found.where.ranks)) or "nobody"
         word = "right" if fits else "WRONG"
         print(f"{word}  {name} ({form}): {ranks}; {found.cause}", flush=True)
-        if beside:
-            print(f"       torchfrtrace: {beside}", flush=True)
+        if beside is not None:
+            traced_good += beside[0] == set(fault.ranks)
+            traced_healthy += bool(beside[0] - set(fault.ranks))
+            named = ", ".join(map(str, sorted(beside[0]))) or f"nobody ({beside[1][:120]})"
+            print(f"       torchfrtrace: {named}", flush=True)
     print(f"{good} of {len(chosen)} right; a healthy rank named in {healthy_named}")
+    if args.trace:
+        print(f"torchfrtrace: {traced_good} right; a healthy rank named in {traced_healthy}")
 
 
 if __name__ == "__main__":

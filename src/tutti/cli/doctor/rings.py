@@ -25,7 +25,7 @@ def write_trace(folder: Path, path: Path) -> None:
 
 
 def write_flight_records(folder: Path, into: Path) -> None:
-    """Write a run's rings as PyTorch's flight records, which `torchfrtrace -j` reads."""
+    """Write a run's rings in the form of PyTorch's flight records, as JSON."""
     into.mkdir(parents=True, exist_ok=True)
     for ring in _rings(folder):
         write_text(into / f"rank_{ring.rank}.json", json.dumps(flight_record(ring)))
