@@ -3,7 +3,7 @@
     python benchmarks/doctor_logs.py                 # all parts, beside a plain keyword match
     python benchmarks/doctor_logs.py --part first --misses
     python benchmarks/doctor_logs.py --manual        # single lines that manuals list
-    python benchmarks/doctor_logs.py --gigabytes 1   # CPU seconds and memory; --loud: of trouble
+    python benchmarks/doctor_logs.py --gigabytes 1   # CPU seconds, memory; --loud, --packed
 
 The halves are fixed by a hash of each case's source: signatures and confidences were made on the
 first, then the second was scored once. What it taught was put in afterwards; the third part was
@@ -13,8 +13,10 @@ gathered then, to be scored once again, and so were the fourth to the eighth.
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
+import math
 import re
 import resource
 import tempfile
@@ -235,26 +237,29 @@ LOUD = (  # known ones, unknown ones and noise
 )
 
 
-def gigabyte(gigabytes: float, *, loud: bool) -> None:
+def gigabyte(gigabytes: float, *, loud: bool, packed: bool) -> None:
     """Time the doctor on a training log with a fault at its end, progress or trouble throughout."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rank_0.log"
+        path = Path(folder) / ("rank_0.log.gz" if packed else "rank_0.log")
         lines = LOUD if loud else (QUIET,)
         block = "".join(
             line.format(i % 16, i) if loud else line.format(i)
             for i in range(20_000)
             for line in lines
         ).encode()
+        form = gzip.compress if packed else bytes  # a gzip file may have many members
+        part = form(block)
         with path.open("wb") as out:
-            while out.tell() < gigabytes * (1 << 30):
-                out.write(block)
-            out.write(FAULT.encode())
+            for _ in range(math.ceil(gigabytes * (1 << 30) / len(block))):
+                out.write(part)
+            out.write(form(FAULT.encode()))
         before = time.process_time()
         finding = diagnose(collect([path], own_catalog()))
         spent = time.process_time() - before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    kind = f"{' packed' if packed else ''}, {'loud' if loud else 'quiet'}"
     print(
-        f"{gigabytes:g} GB, {'loud' if loud else 'quiet'}: {finding.component.value}, "
+        f"{gigabytes:g} GB{kind}: {finding.component.value}, "
         f"{spent:.1f} CPU s (bar 60 for 1 GB), {memory:.0f} MB (bar 300)"
     )
 
@@ -267,13 +272,14 @@ def main() -> None:
     parser.add_argument("--manual", action="store_true")
     parser.add_argument("--gigabytes", type=float, help="time a log of that size instead")
     parser.add_argument("--loud", action="store_true", help="of which every line is of trouble")
+    parser.add_argument("--packed", action="store_true", help="by gzip")
     parser.add_argument("-o", "--output", type=Path, help="write the scores as JSON")
     arguments = parser.parse_args()
     if arguments.manual:
         print_manual(misses=arguments.misses)
         return
     if arguments.gigabytes:
-        gigabyte(arguments.gigabytes, loud=arguments.loud)
+        gigabyte(arguments.gigabytes, loud=arguments.loud, packed=arguments.packed)
         return
     every = cases()
     scores = {}

@@ -21,6 +21,7 @@ from tutti.hardware.cluster import Cluster
 from tutti.hardware.fabric import Routing
 
 _BYTES, _TURNS = 1e9, 16
+_FEWEST = 8  # nodes of a drawn number
 _CHIPS = 8  # of a node
 
 
@@ -45,6 +46,11 @@ def three_tiers(nodes: int) -> Wiring:
         },
     }  # fmt: skip
     return wire(Cluster.from_document(document, Place("rings.yaml")))
+
+
+def drawn_nodes(seed: int, most: int) -> int:
+    """Draw how many nodes a draw is over, evenly."""
+    return int(np.random.default_rng(10_000 + seed).integers(_FEWEST, most + 1))
 
 
 def random_rings(seed: int, nodes: int) -> GrainDraw:

@@ -14,22 +14,25 @@ _CLOSE, _SAME = 0.1, 0.01  # bars: of a ring, of the slowest one
 
 def grains(
     draws: Annotated[int, typer.Argument(help="Draws of rings over all nodes.", min=1)] = 8,
-    nodes: Annotated[int, typer.Option(help="Of each draw.", min=4, max=512)] = 128,
+    nodes: Annotated[int, typer.Option(help="Of each draw.", min=8, max=512)] = 128,
+    up_to: Annotated[bool, typer.Option("--up-to", help="Draw from 8 to that many nodes.")] = False,
     seed: Annotated[int, typer.Option(help="Of the first draw.", min=0)] = 0,
     json: Json = False,
 ) -> None:
     """Hold random rings at one steady pace against the same rings round by round."""
-    from tutti.bench.fabric.grains import random_rings
+    from tutti.bench.fabric.grains import drawn_nodes, random_rings
 
-    drawn = [random_rings(seed + i, nodes) for i in range(draws)]
+    seeds = range(seed, seed + draws)
+    drawn = [random_rings(one, drawn_nodes(one, nodes) if up_to else nodes) for one in seeds]
     off = [one for draw in drawn for one in draw.off]
     slowest = max(abs(draw.slowest) for draw in drawn)
     close = sum(abs(one) < _CLOSE for one in off)
     if json:
         print_json({"draws": [asdict(draw) for draw in drawn]})
         return
+    over = f"8 to {nodes}" if up_to else f"{nodes}"
     typer.echo(
-        f"{draws} draws over {nodes} nodes, {len(off)} rings: slowest ring off by {slowest:.2%} at "
+        f"{draws} draws over {over} nodes, {len(off)} rings: slowest ring off by {slowest:.2%} at "
         f"most (bar {_SAME:.0%}); {close} within {_CLOSE:.0%} = {close / len(off):.1%} (bar 95 %), "
         f"{sum(one <= -_CLOSE for one in off)} collapsed too fast, "
         f"{sum(one >= _CLOSE for one in off)} too slow"
