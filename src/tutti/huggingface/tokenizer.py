@@ -124,6 +124,9 @@ class ByteTokenizer:
         del messages, tools
 
 
+_FILES = ("*token*", "vocab*", "*.model", "merges.txt")  # what tokenizers are kept in
+
+
 class FolderTokenizer:
     """The tokenizer of a Hugging Face folder.
 
@@ -168,7 +171,12 @@ class FolderTokenizer:
                 self._transformers = transformers.AutoTokenizer.from_pretrained(str(self._folder))
             except Exception as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise InputError(f"{self._folder}: no tokenizer can be read ({reason})") from None
+                if not any(p for n in _FILES for p in self._folder.glob(n)):
+                    reason = "it holds none"
+                raise InputError(
+                    f"{self._folder}: no tokenizer can be read ({reason}); name the folder of "
+                    "another one, or bytes"
+                ) from None
         return self._transformers
 
     @property

@@ -34,7 +34,7 @@ class Alike:
 
         `share` is that of its equal groups, `samples` where the answers are.
         """
-        if np.isnan(share):
+        if np.isnan(share):  # every group is left out, each with a line of its own
             return ""
         self._batches = self._batches + 1 if share == 1.0 else 0
         if self._batches not in SAID_AT:

@@ -14,6 +14,9 @@ from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, build_
 
 SHIPPED = "shipped:"  # before the name of a text that comes with tutti
 
+# what to do about a row that cannot be trained on
+MEND = "mend the row, or leave such rows out with broken: skip"
+
 
 class SourceKind(StrEnum):
     """How a source's bytes are laid out."""

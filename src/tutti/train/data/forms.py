@@ -19,7 +19,7 @@ from tutti.errors import InputError, hint
 from tutti.huggingface.chat import encode_chat, messages_of
 from tutti.huggingface.tokenizer import Ids, Message, Tokenizer
 from tutti.train.data.alpaca import ALPACA_FIELDS, alpaca_messages, alpaca_prompt
-from tutti.train.data.config import Form
+from tutti.train.data.config import MEND, Form
 from tutti.train.data.sources.piece import Record
 
 TOKEN_FIELDS = ("input_ids", "labels", "attention_mask")  # the last two may be absent
@@ -77,9 +77,9 @@ def examples(
 def _trainable(maker: _Maker, record: Record, shape: Shape) -> tuple[Document, ...]:
     try:
         documents = maker.documents(record)
-    except InputError:
+    except InputError as error:
         if not shape.skip:
-            raise
+            raise InputError(f"{error}; {MEND}") from None
         return ()
     return documents if all(document.has_loss for document in documents) else ()
 
@@ -139,7 +139,7 @@ class _Maker:
         if np.array_equal(pair[0].tokens, pair[1].tokens):
             raise InputError(
                 f"{record.place()}: '{chosen}' and '{rejected}' are the same answer, so nothing is "
-                "preferred; mend the row, or leave such rows out with broken: skip"
+                "preferred"
             )
         if self._shape.margin:
             pair[0] = pair[0]._replace(margin=_margin(record, self._shape.margin))

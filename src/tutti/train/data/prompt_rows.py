@@ -21,7 +21,7 @@ from tutti.files import fingerprint
 from tutti.huggingface.chat import encode_chat, messages_of
 from tutti.huggingface.template import TemplateRefusedError
 from tutti.huggingface.tokenizer import Message, Tokenizer
-from tutti.train.data.config import SourceConfig, SourceKind
+from tutti.train.data.config import MEND, SourceConfig, SourceKind
 from tutti.train.data.packing import PackingReport
 from tutti.train.data.row import Row, check_vocabulary, padded_row
 from tutti.train.data.sources.find import reader_of
@@ -59,9 +59,9 @@ class PromptRows:
         for record in (r for f in files for p in reader.pieces(f) for r in reader.records(p, ())):
             try:
                 made = prompt_of(record, source, tokenizer)
-            except InputError:
+            except InputError as error:
                 if source.broken != "skip":
-                    raise
+                    raise InputError(f"{error}; {MEND}") from None
                 self.skipped += 1
                 continue
             check_vocabulary(np.asarray(made.tokens), vocabulary, record.place())
