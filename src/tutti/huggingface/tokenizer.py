@@ -124,7 +124,7 @@ class ByteTokenizer:
         del messages, tools
 
 
-_FILES = ("*token*", "vocab*", "*.model", "merges.txt")  # what tokenizers are kept in
+_KEPT_IN = ("*token*", "vocab*", "*.model", "merges.txt")  # what tokenizers are kept in
 
 
 class FolderTokenizer:
@@ -171,7 +171,7 @@ class FolderTokenizer:
                 self._transformers = transformers.AutoTokenizer.from_pretrained(str(self._folder))
             except Exception as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                if not any(p for n in _FILES for p in self._folder.glob(n)):
+                if not any(p for n in _KEPT_IN for p in self._folder.glob(n)):
                     reason = "it holds none"
                 raise InputError(
                     f"{self._folder}: no tokenizer can be read ({reason}); name the folder of "
