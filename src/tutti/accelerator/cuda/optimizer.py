@@ -1,17 +1,15 @@
 """AdamW in one pass over memory: gradient, master weight, both moments and the working copy.
 
 All tensors of a call go through one kernel: where they lie and which of their parts a program takes
-stands in two small tables on the device. The parts stay the same from step to step; the addresses,
-which gradients change, are sent with each call. The norm of all gradients comes before the update,
-since nothing may be updated if it is not finite: a sum of squares per program, then a sum of those,
-always in the same order.
+stands in two small tables on the device, kept as long as the same addresses come again. The norm of
+all gradients comes before the update, since nothing may be updated if it is not finite: a sum of
+squares per program, then a sum of those, always in the same order.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -19,19 +17,19 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import DTYPES, num_programs
-from tutti.accelerator.host_to_device import moved
-from tutti.accelerator.memory_runs import Runs, common_runs
+from tutti.accelerator.memory_runs import common_runs
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation
+from tutti.accelerator.tensor_tables import TensorTables
 
 BLOCK = 1024
 BLOCKS = 8  # of a part, which one program takes
 PART = BLOCK * BLOCKS
 NORM_PROGRAMS = 8  # per processor
-EVEN = 16  # elements; addresses, runs and steps of such multiples are read in wide words
 TRITON = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 POINTERS = tl.constexpr(5)  # of a row of the table: then the run's length, then five steps
 COLUMNS = tl.constexpr(11)
+TABLES = TensorTables(columns=POINTERS.value, part=PART)
 
 
 @triton.jit
@@ -83,49 +81,6 @@ def _adamw(
             tl.store(copy + places, w, mask=inside)
 
 
-class Alike(NamedTuple):
-    """Tensors that go through one kernel: of the same dtypes, all of them even or not."""
-
-    dtypes: tuple[torch.dtype, ...]
-    is_even: bool
-
-
-def _gathered(groups: Sequence[tuple[Tensor, ...]]) -> Iterator[tuple[Alike, Tensor, Tensor]]:
-    """Yield the tables of groups of tensors that lie alike: addresses, and parts."""
-    rows: dict[Alike, list[list[int]]] = {}
-    shapes: dict[Alike, list[tuple[int, int]]] = {}
-    for group in groups:
-        runs = common_runs(group)
-        assert runs is not None, "the call was supported"
-        if not runs.length:
-            continue
-        places = [tensor.data_ptr() for tensor in group]
-        alike = Alike(tuple(tensor.dtype for tensor in group), _is_even(runs, places))
-        unused = [0] * (POINTERS.value - len(group))
-        own = [*places, *unused, runs.length, *runs.steps, *unused]
-        rows.setdefault(alike, []).append(own)
-        shapes.setdefault(alike, []).append((runs.number, runs.length))
-    device = groups[0][0].device
-    for alike, table in rows.items():
-        sent = moved(torch.tensor(table, dtype=torch.int64), device)
-        yield alike, sent, _parts(tuple(shapes[alike]), device)
-
-
-def _is_even(runs: Runs, places: Sequence[int]) -> bool:
-    return not any(number % EVEN for number in (runs.length, *runs.steps, *places))
-
-
-@functools.lru_cache(maxsize=1024)
-def _parts(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Return the parts that programs take: which tensor, which run of it, from where on."""
-    places = []
-    for index, (number, length) in enumerate(shapes):
-        each = -(-length // PART)
-        run = torch.arange(number * each, dtype=torch.int32)
-        places.append(torch.stack((torch.full_like(run, index), run // each, run % each), 1))
-    return moved(torch.cat(places), device)
-
-
 @torch.no_grad()
 def adamw(
     weights: Sequence[Tensor],
@@ -149,8 +104,9 @@ def adamw(
         (1.0 - settings.beta2**step) ** 0.5,
     )
     targets = weights if copies is None else copies
-    groups = list(zip(weights, gradients, means, squares, targets, strict=True))
-    for alike, table, parts in _gathered(groups):
+    tables = TABLES.of(weights, gradients, means, squares, targets)
+    assert tables is not None, "the call was supported"
+    for alike, table, parts in tables:
         kinds = (TRITON[dtype] for dtype in alike.dtypes)
         _adamw[(parts.shape[0],)](
             table, parts, table if gradient_factor is None else gradient_factor, *constants,
@@ -168,13 +124,11 @@ def _supports(
     copies: Sequence[Tensor] | None = None,
     **_options: Any,
 ) -> str | None:
-    for group in zip(weights, gradients, means, squares, copies or weights, strict=True):
-        for tensor in group:
-            if tensor.dtype not in DTYPES:
-                return f"no {str(tensor.dtype).removeprefix('torch.')}"
-        if common_runs(group) is None:
-            return "tensors that do not lie in the same runs of memory"
-    return None
+    tables = TABLES.of(weights, gradients, means, squares, copies or weights)
+    if tables is None:
+        return "tensors that do not lie in the same runs of memory"
+    others = {dtype for table in tables for dtype in table.alike.dtypes} - set(DTYPES)
+    return "no " + ", ".join(sorted(map(str, others))).replace("torch.", "") if others else None
 
 
 @triton.jit
@@ -197,12 +151,13 @@ def _squares(
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Return the sum of squares of all elements."""
-    regular = [(tensor,) for tensor in tensors if common_runs((tensor,)) is not None]
-    others = [tensor for tensor in tensors if common_runs((tensor,)) is None]
     total = torch.zeros((), dtype=torch.float32, device=tensors[0].device)
-    if others:
+    tables = TABLES.of(tensors)
+    if tables is None:  # some lie in no runs
+        others = [tensor for tensor in tensors if common_runs((tensor,)) is None]
         total += torch.stack(torch._foreach_norm(others, 2.0, dtype=torch.float32)).square().sum()
-    for alike, table, parts in _gathered(regular) if regular else ():
+        tables = TABLES.of([tensor for tensor in tensors if common_runs((tensor,)) is not None])
+    for alike, table, parts in tables or ():
         programs = min(parts.shape[0], num_programs(tensors[0], NORM_PROGRAMS))
         sums = torch.empty(programs, dtype=torch.float32, device=total.device)
         _squares[(programs,)](

@@ -88,6 +88,7 @@ class Graphs:
         }  # fmt: skip
         self._refused = {u: reason for u, reason in reasons.items() if reason}
         chunks = seat.stage.units
+        self._parameters: dict[int, tuple[torch.nn.Parameter, ...]] = {}
         self._chunk_of: dict[int, Units] = {u: c for c in chunks for u in range(*c)}
         self._slot_of = all_slots(instructions, chunks)
         weighed = {e.micro_batch for e in instructions if e.op is Op.BACKWARD_WEIGHT}
@@ -207,7 +208,9 @@ class Graphs:
         self._say(text)
 
     def _addresses_of(self, unit: int) -> tuple[int, ...]:
-        return tuple(parameter.data_ptr() for parameter in self._blocks[unit].parameters())
+        if unit not in self._parameters:  # walking a module takes longer than asking its tensors
+            self._parameters[unit] = tuple(self._blocks[unit].parameters())
+        return tuple(parameter.data_ptr() for parameter in self._parameters[unit])
 
     @property
     def extra_bytes(self) -> int:

@@ -20,8 +20,9 @@ from tutti.train.state.host_vectors import HostSum
 
 def local_part(block: Block, logical: Logical, of: Tensor) -> Tensor:
     """Return the view of a rank's slice of a tensor that is a block of the whole."""
-    for dim, (interval, own) in enumerate(zip(block.intervals, logical.slices, strict=True)):
-        of = of.narrow(dim, interval[0] - own.start, interval[1] - interval[0])
+    for dim, ((start, stop), own) in enumerate(zip(block.intervals, logical.slices, strict=True)):
+        if start != own.start or stop != own.stop:
+            of = of.narrow(dim, start - own.start, stop - start)
     return of
 
 

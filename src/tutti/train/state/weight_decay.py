@@ -51,14 +51,15 @@ def by_settings(
     The lists go along: a tensor of each for every block, or, with `kept`, a flat one of these
     elements of all blocks. All at once where it makes no difference.
     """
+    patterns = tuple(own.match for own in settings.tensors)
 
-    def flag(block: Block) -> tuple[AdamSettings, bool]:
-        place = (block.unit, block.name) if settings.tensors else (0, "")  # then all are alike
-        return _settings(settings, *place, block.decays), is_matrix(block)
+    def flag(block: Block) -> tuple[int | None, bool, bool]:
+        special = _special(patterns, block.unit, block.name) if patterns else None
+        return special, block.decays or settings.decay_vectors, is_matrix(block)
 
     flags = [flag(block) for block in blocks]
     if len(set(flags)) == 1:
-        yield *flags[0], lists
+        yield _settings(settings, *flags[0][:2]), flags[0][2], lists
         return
     if kept is not None:
         stretches = runs(blocks, kept.start, kept.stop, flag)
@@ -67,16 +68,21 @@ def by_settings(
         lists = [None if own is None else own[0].split(sizes) for own in lists]
     for wanted in dict.fromkeys(flags):
         chosen = [i for i, own in enumerate(flags) if own == wanted]
-        yield *wanted, [None if each is None else [each[i] for i in chosen] for each in lists]
+        own_lists = [None if each is None else [each[i] for i in chosen] for each in lists]
+        yield _settings(settings, *wanted[:2]), wanted[2], own_lists
 
 
-@functools.lru_cache(maxsize=4096)
-def _settings(settings: AdamSettings, unit: int, name: str, decays: bool) -> AdamSettings:
-    """Return the constants of one tensor."""
-    special = next((own for own in settings.tensors if matches(f"{unit}.{name}", own.match)), None)
-    decay = settings.weight_decay if decays or settings.decay_vectors else 0.0
-    rate = settings.learning_rate
+@functools.lru_cache(maxsize=65536)
+def _special(patterns: tuple[str, ...], unit: int, name: str) -> int | None:
+    """Return the first pattern that a tensor matches."""
+    return next((i for i, own in enumerate(patterns) if matches(f"{unit}.{name}", own)), None)
+
+
+def _settings(settings: AdamSettings, special: int | None, decays: bool) -> AdamSettings:
+    """Return the constants of one kind of tensors."""
+    decay, rate = settings.weight_decay if decays else 0.0, settings.learning_rate
     if special is not None:
-        rate *= special.rate
-        decay = decay if special.weight_decay is None else special.weight_decay
+        own = settings.tensors[special]
+        rate *= own.rate
+        decay = decay if own.weight_decay is None else own.weight_decay
     return replace(settings, learning_rate=rate, weight_decay=decay, tensors=())
