@@ -8,9 +8,9 @@ the step came to is read when all of it, the optimizer included, is on its way.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from tutti.train.engine.stub_passes import StubPasses
 from tutti.train.graphs.captured_blocks import CaptureSettings, Graphs
 from tutti.train.state.directions import directions_of
 from tutti.train.state.gradient_sums import Sums
+from tutti.train.state.joint_update import is_plain, update_jointly, waiting
 from tutti.train.state.state import compute_dtype
 from tutti.train.state.state_offload import HostMoves
 from tutti.train.sync.synchronise import Synchronised, squared_norm
@@ -219,7 +220,7 @@ class Engine:
             for earlier in entry.after:
                 self._wait(handles, earlier)
             self.recorder.start(index)
-            run = functools.partial(self.start, entry, self.handlers[entry.op])
+            run = partial(self.start, entry, self.handlers[entry.op])
             handles.append(run() if self.around is None else self.around(entry, run))
             self.recorder.issued(index)
         self.end.reach(len(self.instructions))
@@ -386,7 +387,10 @@ class Engine:
                 if self.stub:
                     state.forget_gradients()
                     continue
-                state.step(
+                update = state.step
+                if self.graphs is not None and self.graphs.active and is_plain(state):
+                    update = partial(update_jointly, waiting(self.parameters.all_states()))
+                update(
                     self.accelerator.operators,
                     number=self.step_number + 1,
                     settings=self._settings,

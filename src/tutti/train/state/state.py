@@ -80,7 +80,7 @@ class SpanState(SpanGradients):
         self._accelerator, self._away = accelerator, away
         self._master = None if precision.master is None else TORCH_DTYPES[precision.master]
         self._moments = TORCH_DTYPES[precision.moments]
-        self._rule = optimizer  # by which weights move
+        self.rule = optimizer  # by which weights move
         self._averages = average and not span.copied
         self._matrices = {
             (block.unit, block.name)
@@ -275,7 +275,7 @@ class SpanState(SpanGradients):
         optimizer.close()
         return {name: optimizer.decoded(name) for name in ("mean", "square")}
 
-    def _kept(
+    def kept_vector(
         self, name: str, by_block: bool, decoded: Tensor | None = None
     ) -> Sequence[Tensor] | None:
         """Return a vector of the optimizer, by block if asked; it is cut once if it stays here."""
@@ -289,7 +289,8 @@ class SpanState(SpanGradients):
             held = self._cuts[name] = (flat, self._cut(flat))
         return held[1]
 
-    def _step_gradients(self, *, by_block: bool) -> list[Tensor]:
+    def step_gradients(self, *, by_block: bool) -> list[Tensor]:
+        """Return the step's gradients of the kept elements."""
         if self.loose is not None:
             return self._loose_parts(self.loose)
         assert self.total is not None
@@ -305,17 +306,19 @@ class SpanState(SpanGradients):
             return
         master = self.optimizer.master
         by_block = self.level == 0  # as the modules' parameters lie, which follow in one pass
-        gradients = self._step_gradients(by_block=by_block)
+        gradients = self.step_gradients(by_block=by_block)
         self.forget_gradients()
         if self.directed is not None:
             gradients = self.directed(gradients, factor)
             factor = torch.where(factor.isnan(), factor, 1.0)
-        weights = self._kept("master", by_block) or self.views
+        weights = self.kept_vector("master", by_block) or self.views
         copies = self.views if master is not None and by_block and self.home is None else None
-        if self._rule not in ("adamw", *EIGHT_BIT):
+        if self.rule not in ("adamw", *EIGHT_BIT):
             copies = None
         decoded = self._decoded()
-        moments = [self._kept(name, by_block, decoded.get(name)) for name in ("mean", "square")]
+        moments = [
+            self.kept_vector(name, by_block, decoded.get(name)) for name in ("mean", "square")
+        ]
         directions = None
         if self.direction is not None:
             directions = self._cut(self.direction) if by_block else [self.direction]

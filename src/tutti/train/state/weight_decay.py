@@ -73,7 +73,7 @@ def by_settings(
 
 
 @functools.lru_cache(maxsize=65536)
-def _special(patterns: tuple[str, ...], unit: int, name: str) -> int | None:
+def _special(patterns: tuple[tuple[str, ...], ...], unit: int, name: str) -> int | None:
     """Return the first pattern that a tensor matches."""
     return next((i for i, own in enumerate(patterns) if matches(f"{unit}.{name}", own)), None)
 
