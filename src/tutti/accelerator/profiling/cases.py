@@ -227,8 +227,19 @@ def _scored_attention(shape: tuple[int, ...], space: Workspace, operators: Opera
     return _attention(shape, space, operators, soft_cap=50.0)
 
 
+def _sink_attention(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
+    return _attention(shape, space, operators, sinks=space.take(shape[2]))
+
+
+def _biased_attention(shape: tuple[int, ...], space: Workspace, operators: Operators) -> Prepared:
+    sequences, length, heads, *_ = shape
+    places = torch.arange(length, device=space.device, dtype=torch.float32).repeat(sequences)
+    slopes = 2.0 ** torch.linspace(-1.0, -8.0, heads, device=space.device)
+    return _attention(shape, space, operators, key_bias=slopes[:, None] * places)
+
+
 def _attention(
-    shape: tuple[int, ...], space: Workspace, operators: Operators, **options: float
+    shape: tuple[int, ...], space: Workspace, operators: Operators, **options: Any
 ) -> Prepared:
     sequences, length, heads, kv_heads, head_dim, value_dim = shape
     tokens = sequences * length
@@ -342,6 +353,8 @@ _MAKERS: dict[str, Maker] = {
     "narrow_grouped_linear": _grouped_linear("narrow_grouped_linear"),
     "attention": _attention,
     "scored_attention": _scored_attention,
+    "sink_attention": _sink_attention,
+    "biased_attention": _biased_attention,
     "rms_norm": _norm("rms_norm", added=False, biased=False),
     "layer_norm": _norm("layer_norm", added=False, biased=True),
     "add_rms_norm": _norm("add_rms_norm", added=True, biased=False),

@@ -35,10 +35,15 @@ TOKENS = ((512, 2048), (256, 8192), (1024, 4096), (128, 16384))
 LENGTHS = ((256, 1024, 4096), (512, 2048, 8192), (384, 768, 1536), (128, 16384, 32768))
 HEADS = (  # heads, key-value heads, width of a head
     ((8, 4, 64), (32, 8, 128)),
-    ((4, 4, 64), (16, 8, 64), (16, 16, 128)),
+    ((4, 4, 64), (16, 8, 64), (16, 16, 128), (40, 40, 64)),
     ((32, 8, 64), (12, 12, 64), (24, 8, 128)),
     ((64, 8, 128), (32, 32, 128), (32, 32, 96), (8, 4, 32), (8, 4, 256)),
 )
+SCORED_HEADS = {
+    "scored_attention": ((32, 8, 64), (16, 8, 128), (8, 4, 256)),
+    "sink_attention": ((32, 8, 64), (48, 8, 64), (16, 8, 128)),
+    "biased_attention": ((24, 24, 64), (48, 48, 64), (16, 16, 128), (40, 40, 128)),
+}
 SEQUENCES = (1, 2, 2, 4)
 VOCABULARIES = ((32768,), (8192, 131072), (65536,), (16384,))
 EXPERTS = ((), ((8, 2),), ((64, 8), (32, 4)), ((128, 8),))  # (experts, chosen)
@@ -125,7 +130,7 @@ def _level(level: int) -> list[list[ProfileCase]]:
         _linears(level),
         _narrow_linears(level),
         _attentions(level),
-        _scored_attentions(level),
+        *_scored_attentions(level),
         [ProfileCase("rms_norm", pair) for pair in rows],
         [ProfileCase("add_rms_norm", pair) for pair in rows],
         [ProfileCase("gated_activation", pair) for pair in widths],
@@ -190,13 +195,15 @@ def _attentions(level: int) -> list[ProfileCase]:
     return cases
 
 
-def _scored_attentions(level: int) -> list[ProfileCase]:
-    """Attention with capped scores, which has kernels of its own: heads of three widths."""
-    heads = ((32, 8, 64), (16, 8, 128), (8, 4, 256))
-    lengths = ((), (4096,), (1024, 2048), (8192,))[level]
+def _scored_attentions(level: int) -> list[list[ProfileCase]]:
+    """Attention with scores that are capped, have sinks or slopes, which has kernels of its own."""
+    lengths = ((), (4096,), (1024, 2048), (512, 8192))[level]
     return [
-        ProfileCase("scored_attention", (2, length, *shape, shape[-1]))
-        for length, shape in itertools.product(lengths, heads)
+        [
+            ProfileCase(name, (2, length, *shape, shape[-1]))
+            for length, shape in itertools.product(lengths, heads)
+        ]
+        for name, heads in SCORED_HEADS.items()
     ]
 
 

@@ -181,8 +181,16 @@ def _scores(part: AttentionSpec, strategy: Strategy) -> Call:
     heads, kv_heads = part.heads / strategy.tp, rank_kv_heads(part.kv_heads, strategy.tp)
     dims = (strategy.sequences / strategy.cp, length, heads, kv_heads, part.head_dim,
             part.value_dim)  # fmt: skip
-    scored = part.soft_cap is not None or part.sinks or part.alibi is not None
-    return Call(operator="scored_attention" if scored else "attention", dims=dims, times=share)
+    return Call(operator=_kernel_of(part), dims=dims, times=share)
+
+
+def _kernel_of(part: AttentionSpec) -> str:
+    """Return which kind of kernel attends: what is done to scores decides."""
+    if part.soft_cap is not None:
+        return "scored_attention"
+    if part.sinks:
+        return "sink_attention"
+    return "attention" if part.alibi is None else "biased_attention"
 
 
 def _feed_forward(

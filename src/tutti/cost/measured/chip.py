@@ -33,7 +33,12 @@ from tutti.hardware.profile import OperatorTime, Profile
 
 NEEDED = ("linear", "attention")  # nothing stands in for them
 _ATTENTION_FEATURES = ("sequences × heads", "length", "heads per kv head", "head_dim", "value_dim")
-_STANDS_IN = {"scored_attention": "attention"}  # in profiles that do not hold it
+# in profiles that do not hold it
+_STANDS_IN = {
+    "scored_attention": "attention",
+    "sink_attention": "scored_attention",
+    "biased_attention": "scored_attention",
+}
 SERVING = ("linear", "decode_attention", "chunk_attention", "sample")
 _SINGLE = {"grouped_linear": "linear", "narrow_grouped_linear": "narrow_linear"}
 
@@ -256,6 +261,6 @@ def _feature_names(operator: str) -> tuple[str, ...]:
     """What the features are called; most are the dimensions themselves."""
     special = {
         **dict.fromkeys(_SINGLE, ("rows per expert", "out", "in", "experts")),
-        **dict.fromkeys(("attention", "scored_attention"), _ATTENTION_FEATURES),
+        **dict.fromkeys(("attention", *_STANDS_IN), _ATTENTION_FEATURES),
     }
     return special.get(operator, FORMS[operator].dims)

@@ -115,7 +115,9 @@ FORMS: Mapping[str, Form] = {
     "narrow_linear": _LINEAR,
     "narrow_grouped_linear": _GROUPED,
     "attention": _ATTENTION,
-    "scored_attention": _ATTENTION,  # whose scores are capped, or have sinks or slopes
+    "scored_attention": _ATTENTION,  # whose scores are capped
+    "sink_attention": _ATTENTION,  # where heads may look at nothing
+    "biased_attention": _ATTENTION,  # whose scores fall with the distance, by slopes (ALiBi)
     "rms_norm": _rows(2.0),
     "layer_norm": _rows(2.0),
     "add_rms_norm": _rows(4.0),

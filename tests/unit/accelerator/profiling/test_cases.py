@@ -17,7 +17,9 @@ TINY = {
     "narrow_linear": (16, 16, 32),
     "narrow_grouped_linear": (10, 16, 32, 4),
     "attention": (2, 8, 4, 2, 16, 16),
-    "scored_attention": (2, 8, 4, 2, 16, 16),
+    **dict.fromkeys(
+        ("scored_attention", "sink_attention", "biased_attention"), (2, 8, 4, 2, 16, 16)
+    ),
     "rotary": (8, 4, 16),
     "add": (64,),
     "copy": (64,),
