@@ -5,8 +5,8 @@
 
 So few tokens that the chip waits for the host: a step then takes what its Python takes. Prints
 microseconds per block and micro-batch, with and without the garbage collector, and the functions
-that have the most of it. With --graphs: what is left of a block's time where blocks run as graphs, from
-steps of few and of many blocks.
+that have the most of it. With --graphs: what is left of a block's time where blocks run as graphs,
+from steps of few and of many blocks.
 """
 
 from __future__ import annotations
