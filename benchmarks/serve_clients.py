@@ -2,9 +2,11 @@
 
 The server's chip is emulated and takes its declared time for every step, so that a busy host does
 not decide: what differs, the clients measure differently. Both keep as many streams open as the
-engine has slots, with prompts and answers of one length. Needs guidellm (`pip install guidellm`).
+engine has slots, with prompts and answers of one length. Needs guidellm (`pip install guidellm`,
+or a Python that has it: `--python`).
 
     python -m benchmarks.serve_clients [--requests 40] [--output 16] [--step-s 0.1] [--json FILE]
+        [--python VENV/bin/python]
 """
 
 from __future__ import annotations
@@ -74,11 +76,13 @@ def by_tutti(url: str, requests: int, output: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def by_guidellm(url: str, folder: Path, requests: int, output: int) -> dict[str, float]:
+def by_guidellm(
+    python: str, url: str, folder: Path, requests: int, output: int
+) -> dict[str, float]:
     """Return what guidellm sees."""
     report = folder.parent / "guidellm.json"
     command = [
-        sys.executable, "-m", "guidellm", "run",
+        python, "-m", "guidellm", "run",
         "--backend", f"kind=openai_http,target={url},model=small,request_format=/v1/completions",
         "--profile", f"kind=concurrent,streams={SLOTS}",
         "--constraint", f"kind=max_requests,count={requests}",
@@ -111,6 +115,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=16)
     parser.add_argument("--step-s", type=float, default=0.1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="one that has guidellm")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as room:
         folder = write_folder(Path(room) / "model")
@@ -148,7 +153,9 @@ def served(folder: Path, plan: Plan, given: argparse.Namespace) -> dict[str, dic
             by_tutti(url, SLOTS, 2)
             clients: dict[str, Callable[[], dict[str, float]]] = {
                 "tutti bench serve": lambda: by_tutti(url, given.requests, given.output),
-                "guidellm": lambda: by_guidellm(url, folder, given.requests, given.output),
+                "guidellm": lambda: by_guidellm(
+                    given.python, url, folder, given.requests, given.output
+                ),
                 "tutti bench serve, again": lambda: by_tutti(url, given.requests, given.output),
             }
             for name, ask in clients.items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--route", action="append", help="several; all")
     parser.add_argument("--python", default=sys.executable, help="one that has schemathesis")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server must not be left behind
     command = [sys.executable, "-m", "tutti.cli.main", "serve", given.folder, "--port", "0"]
     server = subprocess.Popen(
         [*command, "--device", "cpu", "--dtype", "fp32", "--max-length", "48"],
