@@ -42,6 +42,12 @@ class Thresholds:
     usual_sequences: tuple[int, ...] = _threshold(
         (1, 2, 4, 8, 16), "sequences", "micro-batches of a replica that the coarse model looks at"
     )
+    larger_sequences: tuple[int, ...] = _threshold(
+        (32, 64), "sequences", "of small models: their products are slow in small micro-batches"
+    )
+    boundary_numbers: int = _threshold(
+        2**28, "numbers between two blocks", "of a micro-batch: beyond it products gain no more"
+    )
     other_tokens: int = _threshold(
         2**15, "tokens", "up to here a micro-batch may have any number of sequences"
     )

@@ -125,24 +125,32 @@ class Problem:
 
     def sequence_counts(self) -> tuple[int, ...]:
         """Return how many sequences a replica may take of a micro-batch."""
-        wanted = (
-            THRESHOLDS.usual_sequences if self.space.sequences is None else self.space.sequences
-        )
+        wanted = self.space.sequences
+        if wanted is None:
+            usual, larger = THRESHOLDS.usual_sequences, THRESHOLDS.larger_sequences
+            wanted = usual + tuple(b for b in larger if b <= self._most_sequences())
         return tuple(b for b in wanted if b <= self.job.global_batch) or wanted[:1]
 
     def all_sequence_counts(self) -> tuple[int, ...]:
         """Return also those that are tried only where they share the batch out better.
 
-        Experts of a step are spread over replicas, whose numbers are powers of two as a rule.
+        Experts of a step are spread over replicas, whose numbers are powers of two as a rule. Above
+        the usual sizes it is every second one, then every fourth.
         """
+        counts = self.sequence_counts()
         if self.space.sequences is not None or self.model.num_experts:
-            return self.sequence_counts()
-        most = min(
-            THRESHOLDS.usual_sequences[-1],
-            self.job.global_batch,
-            THRESHOLDS.other_tokens // self.job.sequence_length,
-        )
-        return tuple(sorted({*self.sequence_counts(), *range(1, 1 + most)}))
+            return counts
+        usual, batch = THRESHOLDS.usual_sequences[-1], self.job.global_batch
+        most = min(usual, batch, THRESHOLDS.other_tokens // self.job.sequence_length)
+        others = {*counts, *range(1, 1 + most)}
+        for size in THRESHOLDS.larger_sequences:
+            step = size // usual
+            others |= {*range(size // 2 + step, 1 + min(size, batch, self._most_sequences()), step)}
+        return tuple(sorted(others))
+
+    def _most_sequences(self) -> int:
+        """Return how many sequences a micro-batch may have before its products gain nothing more."""
+        return THRESHOLDS.boundary_numbers // (self.job.sequence_length * self.model.hidden)
 
     @property
     def has_other_sizes(self) -> bool:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tests.support.chains import one_stage
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
+from tutti.plan.check import check_plan
 from tutti.plan.job import Job
+from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.search.ask_from_values import make_problem
 from tutti.search.bound.lower_bound import lower_bound
 from tutti.search.coarse.pool_crossing import Crossing
@@ -28,6 +30,7 @@ from tutti.search.question.effort import Effort
 from tutti.search.question.space import Problem, Space
 from tutti.search.question.what_if import change_cluster
 from tutti.search.strategy.candidate import Candidate
+from tutti.search.strategy.space_limits import plan_in_space
 
 LLAMA = load_model("llama-3.2-1b")
 MIXED = Cluster.load("small-mixed")
@@ -209,6 +212,31 @@ def test_only_sizes_of_the_space_are_chosen():
     assert resized(given_sizes, own, ragged, {}) is None
     experts = replace(tables_of().problem, model=load_model("deepseek-v2-lite"))
     assert experts.all_sequence_counts() == experts.sequence_counts()
+
+
+def test_small_models_may_have_larger_micro_batches():
+    """The more numbers there are between two blocks, the sooner products are large enough."""
+    problem = tables_of().problem
+    assert problem.sequence_counts() == (1, 2, 4, 8, 16, 32, 64)
+    sizes = problem.all_sequence_counts()
+    assert sizes == (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4))
+    longer = replace(problem, job=replace(JOB, sequence_length=4096))
+    assert longer.sequence_counts()[-1] == 32
+    wide = replace(longer, model=load_model("llama-2-70b"))
+    assert wide.sequence_counts()[-1] == 16
+    few = replace(problem, job=replace(JOB, global_batch=40))
+    assert few.all_sequence_counts()[-3:] == (32, 36, 40)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "allowed"), [(11, True), (18, True), (56, True), (17, False), (96, False)]
+)
+def test_a_plan_has_sizes_that_the_bound_knows(sequences, allowed):
+    job = replace(JOB, global_batch=2 * sequences)
+    degrees = Degrees(dp=1, micro_batch=sequences)
+    written = uniform_plan(LLAMA, MIXED, job, degrees, chips={"a100": 1})
+    assert not check_plan(written, LLAMA, MIXED)
+    assert plan_in_space(written, tables_of(job=job).problem) is allowed
 
 
 def test_the_bound_covers_all_sizes():
