@@ -43,7 +43,7 @@ class Thresholds:
         (1, 2, 4, 8, 16), "sequences", "micro-batches of a replica that the coarse model looks at"
     )
     larger_sequences: tuple[int, ...] = _threshold(
-        (32, 64), "sequences", "of small models: their products are slow in small micro-batches"
+        (32, 64, 128, 256), "sequences", "of small models: products of few rows are slow"
     )
     boundary_numbers: int = _threshold(
         2**28, "numbers between two blocks", "of a micro-batch: beyond it products gain no more"

@@ -12,7 +12,13 @@ from dataclasses import replace
 from tutti.hardware.pool import Pool
 from tutti.search.coarse.pool_crossing import Crossing
 from tutti.search.coarse.shortlist import Coarse
-from tutti.search.cutting.build_draft import Grouping, distinct_chains, groupings, split_batch
+from tutti.search.cutting.build_draft import (
+    Grouping,
+    PipelineCopies,
+    distinct_chains,
+    groupings,
+    split_batch,
+)
 from tutti.search.cutting.micro_batch_sizes import coarse_fluid_end, resized
 from tutti.search.cutting.refine import Refiner
 from tutti.search.pricing.objective import rates, value
@@ -141,7 +147,8 @@ class Candidates:
     def _subsets(self, names: Sequence[str], rates: dict[str, float]) -> Iterator[tuple[str, ...]]:
         """Yield all pools, then without each slow one: it may only hold the others up.
 
-        Where there is less than a sequence for every chip, fewer pools may well be faster.
+        Where there is less than a sequence for every chip, fewer pools may well be faster, and each
+        pool by itself wherever links are slow.
         """
         system = self.problem.space.exportable
 
@@ -158,7 +165,8 @@ class Candidates:
             for used in itertools.combinations(names, size):
                 missing = total - sum(rates[name] for name in used)
                 few = missing < 0.3 * total or not joined(names)
-                if joined(used) and (scarce or few or self.per_second is not None):
+                alone = scarce or size == 1
+                if joined(used) and (alone or few or self.per_second is not None):
                     yield used
 
     def _arrange(
@@ -211,6 +219,8 @@ class Candidates:
         for chosen in matching(lists):
             for chains in self._rounded(chosen):
                 parts = split_batch(chains, total)
+                if parts is None and len(chains) > 1 and self.problem.has_other_sizes:
+                    parts = self._about(chains)
                 if parts is None or not possible(parts, self.problem):
                     continue
                 cross = self.crossing.seconds(chains)
@@ -221,6 +231,16 @@ class Candidates:
                 if len(chains) > 1 and self.problem.has_other_sizes:
                     end = min(end, THRESHOLDS.shared_badly * coarse_fluid_end(chains, total))
                 yield Candidate(chains, parts, end + cross)
+
+    def _about(self, chains: tuple[Chain, ...]) -> tuple[PipelineCopies, ...]:
+        """Return parts that take about the batch; other sizes will make them add up."""
+        total = self.problem.job.global_batch
+        end = coarse_fluid_end(chains, total)
+        counts = [max(1, round((end - chain.fill) / chain.pace)) for chain in chains]
+        return tuple(
+            PipelineCopies(chain=chain, copies=chain.copies, micro_batches=count)
+            for chain, count in zip(chains, counts, strict=True)
+        )
 
     def _rounded(self, chosen: tuple[Chain, ...]) -> Iterator[tuple[Chain, ...]]:
         """Yield a single chain also with fewer copies, where its counts come out even."""

@@ -78,7 +78,8 @@ class Grid:
         fits = np.ones(len(picks), dtype=bool)
         for k, o in enumerate(options):
             fits &= per_copy % o.sequences[pick[:, k]] == 0
-        fits &= problem.job.global_batch % per_copy == 0
+        if not elastic or not problem.has_other_sizes:
+            fits &= problem.job.global_batch % per_copy == 0
         pick, per_copy = pick[fits], per_copy[fits]
         copies = _copy_counts(options, int(sequences))
         self.pick = np.repeat(pick, len(copies), axis=0)

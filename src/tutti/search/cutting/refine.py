@@ -59,8 +59,10 @@ class Refiner:
             ):
                 self.skipped += 1
                 continue
-            priced = self._priced(candidate, known)
-            if priced is None and self._is_split(candidate) and rescued < THRESHOLDS.resized:
+            whole = self._is_whole(candidate)
+            priced = self._priced(candidate, known) if whole else None
+            mends = not whole or self._is_split(candidate)
+            if priced is None and mends and rescued < THRESHOLDS.resized:
                 rescued += 1
                 priced = self._resized(candidate, known)
             if priced is None:
@@ -111,6 +113,11 @@ class Refiner:
         other = [self._resized(c, known) for c in candidates if id(c) in chosen]
         candidates = [*candidates, *(c for c in other if c is not None)]
         return sorted(candidates, key=lambda c: (c.value, c.tie_break(self.places)))
+
+    def _is_whole(self, candidate: Candidate) -> bool:
+        """Tell whether the parts take just the batch; else other sizes have to make them do so."""
+        taken = sum(p.copies * p.micro_batches * p.chain.sequences for p in candidate.parts)
+        return taken == self.problem.job.global_batch
 
     def _is_split(self, candidate: Candidate) -> bool:
         """Tell whether few copies of a chain share states, because they take less than others."""

@@ -128,14 +128,16 @@ class Problem:
         wanted = self.space.sequences
         if wanted is None:
             usual, larger = THRESHOLDS.usual_sequences, THRESHOLDS.larger_sequences
-            wanted = usual + tuple(b for b in larger if b <= self._most_sequences())
+            most = self._most_sequences()
+            sizes = {*usual, *(b for b in larger if b <= most), *self._divisors(most)}
+            wanted = tuple(sorted(sizes))
         return tuple(b for b in wanted if b <= self.job.global_batch) or wanted[:1]
 
     def all_sequence_counts(self) -> tuple[int, ...]:
         """Return also those that are tried only where they share the batch out better.
 
         Experts of a step are spread over replicas, whose numbers are powers of two as a rule. Above
-        the usual sizes it is every second one, then every fourth.
+        the usual sizes it is every second one, then every fourth, and so on.
         """
         counts = self.sequence_counts()
         if self.space.sequences is not None or self.model.num_experts:
@@ -149,8 +151,17 @@ class Problem:
         return tuple(sorted(others))
 
     def _most_sequences(self) -> int:
-        """Return how many sequences a micro-batch may have before its products gain nothing more."""
-        return THRESHOLDS.boundary_numbers // (self.job.sequence_length * self.model.hidden)
+        """Return with how many sequences products gain nothing more from a larger micro-batch."""
+        numbers = self.job.sequence_length * self.model.hidden
+        return max(THRESHOLDS.usual_sequences[-1], THRESHOLDS.boundary_numbers // numbers)
+
+    def _divisors(self, most: int) -> set[int]:
+        """Return the sizes that divide a batch which the usual ones do not all divide."""
+        batch = self.job.global_batch
+        if all(batch % b == 0 for b in THRESHOLDS.usual_sequences):
+            return set()
+        most = min(most, THRESHOLDS.larger_sequences[-1])
+        return {b for b in range(1, 1 + most) if batch % b == 0}
 
     @property
     def has_other_sizes(self) -> bool:

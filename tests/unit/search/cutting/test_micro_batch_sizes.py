@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.chains import one_stage
+from tutti.document import Place
 from tutti.hardware.cluster import Cluster
 from tutti.models.load import load_model
 from tutti.plan.check import check_plan
@@ -217,22 +218,46 @@ def test_only_sizes_of_the_space_are_chosen():
 def test_small_models_may_have_larger_micro_batches():
     """The more numbers there are between two blocks, the sooner products are large enough."""
     problem = tables_of().problem
-    assert problem.sequence_counts() == (1, 2, 4, 8, 16, 32, 64)
+    assert problem.sequence_counts() == (1, 2, 4, 8, 16, 32, 64, 128)
     sizes = problem.all_sequence_counts()
-    assert sizes == (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4))
+    assert sizes == (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *range(72, 129, 8))
     longer = replace(problem, job=replace(JOB, sequence_length=4096))
     assert longer.sequence_counts()[-1] == 32
     wide = replace(longer, model=load_model("llama-2-70b"))
     assert wide.sequence_counts()[-1] == 16
-    few = replace(problem, job=replace(JOB, global_batch=40))
-    assert few.all_sequence_counts()[-3:] == (32, 36, 40)
+    few = replace(problem, job=replace(JOB, global_batch=48))
+    assert few.all_sequence_counts()[-3:] == (40, 44, 48)
 
 
 @pytest.mark.parametrize(
-    ("sequences", "allowed"), [(11, True), (18, True), (56, True), (17, False), (96, False)]
+    ("batch", "sizes"),
+    [(71, (1, 2, 4, 8, 16, 32, 64, 71)), (14, (1, 2, 4, 7, 8, 14)), (96, (1, 2, 4, 8, 16, 32, 64))],
+)
+def test_what_divides_an_odd_batch_is_a_size(batch, sizes):
+    assert tables_of(job=replace(JOB, global_batch=batch)).problem.sequence_counts() == sizes
+
+
+@pytest.mark.parametrize("batch", [23, 59, 71])
+def test_a_prime_batch_costs_hardly_more_than_one_sequence_more(batch):
+    """Three single chips; what divides a prime is one or all of it, so pipelines share it out."""
+    chips = {"old": "A100-40", "small": "L40S", "new": "MI300X"}
+    pools = [{"name": name, "chip": chip, "chips_per_node": 1} for name, chip in chips.items()]
+    cluster = Cluster.from_document({"name": "three", "pools": pools}, Place("three"))
+    steps = [
+        plan(
+            make_problem("llama-3.2-1b", cluster, sequence_length=1024, global_batch=whole),
+            compare=False,
+        ).best.step_seconds
+        for whole in (batch, batch + 1)
+    ]
+    assert steps[0] <= 1.02 * steps[1]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "allowed"), [(11, True), (18, True), (120, True), (17, False), (144, False)]
 )
 def test_a_plan_has_sizes_that_the_bound_knows(sequences, allowed):
-    job = replace(JOB, global_batch=2 * sequences)
+    job = replace(JOB, global_batch=16 * sequences)
     degrees = Degrees(dp=1, micro_batch=sequences)
     written = uniform_plan(LLAMA, MIXED, job, degrees, chips={"a100": 1})
     assert not check_plan(written, LLAMA, MIXED)
