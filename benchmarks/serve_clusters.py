@@ -4,7 +4,7 @@ Rates are those that the planner promises, which long simulations confirm within
 `serve_promises.py`); with `--simulate` each cluster is planned to the end and the gap is that of
 the simulated rate, some ten to sixty CPU seconds a cluster.
 
-    python -m benchmarks.serve_clusters [--first 7701] [--cases 20] [--simulate]
+    python benchmarks/serve_clusters.py [--first 7701] [--cases 20] [--simulate]
 """
 
 from __future__ import annotations

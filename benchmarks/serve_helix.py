@@ -6,7 +6,7 @@ artifact's simulation that baseline has layers 4 × 20, 8 × 10 and 8 × 7 + 4 �
 no more than 18, 40 and 3 requests under way, for vLLM left memory for so few. Memory is counted
 twice: as in our catalog, and as vLLM left it to them (from its numbers of blocks).
 
-    python -m benchmarks.serve_helix [--memory ours|theirs|both]
+    python benchmarks/serve_helix.py [--memory ours|theirs|both]
 """
 
 from __future__ import annotations

@@ -46,7 +46,11 @@ def test_an_error_comes_with_rank_and_traceback(pool: RankPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "said"), [(hangs, "rank 1 has not answered after"), (dies, "rank 1 ended")]
+    ("job", "said"),
+    [
+        pytest.param(hangs, "rank 1 has not answered after", marks=pytest.mark.slow),
+        (dies, "rank 1 ended"),
+    ],
 )
 def test_a_pool_with_a_lost_rank_is_rebuilt(job, said) -> None:
     small = RankPool(2)

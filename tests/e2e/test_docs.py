@@ -23,7 +23,14 @@ from tests.support.pages import DOCS, FENCE, PAGES, ROOT, blocks, called, words
 from tests.support.warm_scripts import run_script
 from tutti.cli.main import run
 
-LONG = {"docs/how-to/plan-a-mixed-cluster.md"}  # its searches are like those of the README
+# searches, runs and tables like those of the README and of the verbs' own tests
+LONG = {
+    "docs/how-to/plan-a-mixed-cluster.md",
+    "docs/how-to/design-a-network.md",
+    "docs/how-to/storage.md",
+    "docs/how-to/train.md",
+    "docs/reference/command-line.md",
+}
 SKIPPED = (".", "make", "pip", "pre-commit")
 
 

@@ -18,6 +18,10 @@ BLOCKS, CAPTURED_STEPS = 2, 2
 PASSES = 2  # forward and backward; of several micro-batches weight passes go onto sums elsewhere
 
 
+# tests/unit/train/graphs asks the same without a process
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     return trained()

@@ -46,7 +46,7 @@ def test_list_has_models_and_types() -> None:
     done = tutti("model", "list", "--json")
     result = json.loads(done.stdout)
     assert "gpt-1t" in {row["name"] for row in result["models"]}
-    assert len(result["model_types"]) == 42
+    assert len(result["model_types"]) == 43
     assert "llama-3.1-405b" in tutti("model", "list").stdout
 
 

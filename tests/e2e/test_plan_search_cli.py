@@ -159,6 +159,7 @@ def test_what_megatron_cannot_say_is_one_line(capsys):
 # --- changed clusters ------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # several changes at once; test_a_lost_node asks one
 def test_capacity_questions(question, capsys):
     changes = ["--what-if", "+2 nodes new", "--what-if", "-pool old"]
     code, out, err = tutti(capsys, *question, *NARROW, *changes)

@@ -79,6 +79,7 @@ def test_the_page_draws_without_errors_or_requests(page, tmp_path, flags, fragme
     assert dom.count('aria-pressed="true"') >= 8, "the legend was filled"
 
 
+@pytest.mark.slow
 def test_a_schedule_of_130000_instructions_draws_too(tmp_path):
     schedule = build_schedule(uniform(64, 256, ScheduleKind.ONE_F_ONE_B))
     path = tmp_path / "large.html"

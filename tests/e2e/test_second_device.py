@@ -36,6 +36,7 @@ def test_its_other_operators_conform(operator: str) -> None:
     assert check(operator)["ok"]
 
 
+@pytest.mark.slow  # the host itself is asked always
 def test_the_device_itself_conforms() -> None:
     script = (
         "from tutti.accelerator import open_accelerator\n"

@@ -207,6 +207,7 @@ def _wait_for_steps(path: Path, count: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
+@pytest.mark.slow  # a quarter of a minute of waiting
 def test_the_seat_of_a_rank_that_has_not_come(tmp_path: Path) -> None:
     """A stranger comes before rank 1 does; it cannot say a word in its name."""
     write_job(tmp_path)

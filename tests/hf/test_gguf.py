@@ -18,6 +18,7 @@ from tutti.huggingface.folders import open_checkpoint  # noqa: E402
 from tutti.huggingface.gguf_file import convert_gguf  # noqa: E402
 
 
+@pytest.mark.slow  # test_it_goes_on_to_our_folder reads the same file
 def test_it_speaks_english(smollm: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm)
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(

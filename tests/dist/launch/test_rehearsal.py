@@ -24,6 +24,7 @@ def ranks_left(folder: Path) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 def test_ranks_find_their_chips_and_each_other(tmp_path: Path) -> None:
     plan = crossed_pair()
     folder = tmp_path / "files"

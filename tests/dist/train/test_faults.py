@@ -172,7 +172,7 @@ def check(folder: Path, patch: pytest.MonkeyPatch, name: str, op: Op, how: str) 
         ("pp", Op.STEP, "nan"),  # a broken weight: the next step is repeated by nobody
         ("pp", Op.SEND, "nan"),  # what is not finite only between two ranks
         ("tp", Op.BACKWARD_INPUT, "exception"),
-        ("ep", Op.FORWARD, "stop"),
+        pytest.param("ep", Op.FORWARD, "stop", marks=pytest.mark.slow),  # as test_links asks
     ],
 )
 def test_a_fault_ends_the_job(

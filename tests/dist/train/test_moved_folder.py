@@ -32,7 +32,7 @@ def steps_in(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines]
 
 
-@pytest.mark.parametrize("how", ["moved", "deleted"])
+@pytest.mark.parametrize("how", ["moved", pytest.param("deleted", marks=pytest.mark.slow)])
 def test_a_run_goes_on_in_a_new_folder(tmp_path: Path, how: str) -> None:
     write_model(tmp_path / "model")
     out, old = tmp_path / "out", tmp_path / "old"

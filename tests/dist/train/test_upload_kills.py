@@ -113,6 +113,7 @@ def kill_often(nursery: Nursery, folder: Path, count: int, steps: int) -> None:
         kill_and_go_on(nursery, folder / str(number), expected, kill_at)
 
 
+@pytest.mark.slow  # test_checkpoint_kills asks it of a disk
 def test_killed_in_the_middle_of_an_upload(nursery: Nursery, tmp_path: Path) -> None:
     kill_often(nursery, tmp_path, 3, STEPS)
 

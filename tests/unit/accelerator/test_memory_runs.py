@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tutti.accelerator.memory_runs import Runs, common_runs
+from tutti.accelerator.tensors.memory_runs import Runs, common_runs
 
 STORED = torch.arange(4 * 6 * 5).reshape(4, 6, 5)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tutti.accelerator.tensor_tables import MOST_KEPT, Table, TensorTables
+from tutti.accelerator.tensors.tensor_tables import MOST_KEPT, Table, TensorTables
 
 PART = 8
 COLUMNS = 3

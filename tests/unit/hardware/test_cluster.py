@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.draws import examples
 from tutti.document import Place
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
@@ -361,7 +362,9 @@ def mutated(draw: st.DrawFn) -> Any:
     return document
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(300, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(mutated())
 def test_mutated_files_are_refused_in_one_line_or_valid(document: Any) -> None:
     from rich.console import Console

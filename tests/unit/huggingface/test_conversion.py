@@ -185,6 +185,7 @@ def write_sparse(folder: Path, config: dict[str, object], code: str = "F32") -> 
     return path.stat().st_size
 
 
+@pytest.mark.slow  # files of many GB, sparse
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     """Peak resident memory, mapped pages of both files included, stays below a fixed bound."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.draws import examples
 from tests.support.tiny_configs import BASE, DEEPSEEK, GQA, SHORT, TINY
 from tutti import document
 from tutti.errors import InputError
@@ -227,7 +228,7 @@ def attempt(config: dict[str, object]) -> ModelSpec | InputError:
         return error
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500, 400), deadline=None)
 @given(mutated())
 def test_mutations_give_an_input_error_or_a_valid_model(config: dict[str, object]) -> None:
     spec = attempt(config)

@@ -187,7 +187,8 @@ def used_chips(found):
     return used
 
 
-@pytest.mark.parametrize("batch", [64, 60])  # at 60 it pays to leave chips out
+# at 60 it pays to leave chips out
+@pytest.mark.parametrize("batch", [pytest.param(64, marks=pytest.mark.slow), 60])
 def test_all_chips_take_part_where_none_may_be_left_out(batch):
     asked = problem(space=Space(idle=False), job=Job(sequence_length=2048, global_batch=batch))
     found = plan(asked, compare=False).best.plan
@@ -271,7 +272,7 @@ def test_what_does_not_fit_is_an_answer():
     assert "optimizer states are 2.9 TiB, the 4 chips have 14.0 GiB" in str(error.value)
 
 
-@pytest.mark.parametrize("part", [0.85, 0.55])
+@pytest.mark.parametrize("part", [pytest.param(0.85, marks=pytest.mark.slow), 0.55])
 def test_states_that_no_chip_has_room_for_live_on_the_host(part):
     """On one chip nothing can be shared out: only the host is left, with as little as need be."""
     cluster = Cluster.load("laptop")

@@ -45,9 +45,9 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
         ("llama/gqa", None, 18, 2, True),
         ("gemma2", None, 18, 0, False),
         ("deepseek_v3", None, 18, 0, True),
-        ("llama/gqa", "int8", 18, 0, False),
+        pytest.param("llama/gqa", "int8", 18, 0, False, marks=pytest.mark.slow),
         ("llama/gqa", "fp8", 18, 2, False),
-        ("mistral", None, 10, 0, False),
+        pytest.param("mistral", None, 10, 0, False, marks=pytest.mark.slow),
         ("mistral", None, 10, 0, True),
     ],
 )

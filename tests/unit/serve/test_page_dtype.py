@@ -47,7 +47,9 @@ def test_what_is_stored_is_near_by_the_head_s_largest(name: str) -> None:
 
 
 @pytest.mark.parametrize("page_dtype", CODES)
-@pytest.mark.parametrize("name", ["llama/gqa", "gemma2", "gpt_oss", "bloom"])
+@pytest.mark.parametrize(
+    "name", ["llama/gqa", pytest.param("gemma2", marks=pytest.mark.slow), "gpt_oss", "bloom"]
+)
 def test_chunks_pages_and_preemption_change_nothing(name: str, page_dtype: str) -> None:
     """Codes are made token by token: however a sequence is computed, its pages are the same."""
     model = pair(name).model

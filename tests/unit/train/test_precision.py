@@ -213,7 +213,7 @@ def test_fp8_trains_alike_under_every_plan(name: str) -> None:
     assert expected.norms != wide.norms, "products were made in 8 bits"
 
 
-@pytest.mark.parametrize("name", every_other(PLANS))
+@pytest.mark.parametrize("name", every_other(PLANS, 1))
 def test_some_blocks_of_fp8_stay_wide_under_every_plan(name: str) -> None:
     spec = PLANS[name].model.spec
     assert spec is not None

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tutti.accelerator.cuda.common import DTYPES, num_programs
-from tutti.accelerator.memory_runs import common_runs
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.accelerator.registry import Implementation
-from tutti.accelerator.tensor_tables import TensorTables
+from tutti.accelerator.tensors.memory_runs import common_runs
+from tutti.accelerator.tensors.tensor_tables import TensorTables
 
 BLOCK = 1024
 BLOCKS = 8  # of a part, which one program takes

@@ -73,6 +73,7 @@ def test_planted_changes_are_won_back():
     assert won >= 0.95 * planted, lost
 
 
+@pytest.mark.slow  # what is planted is of every kind, too
 def test_every_kind_of_change_is_tried():
     problem = question("three")
     best = plan(problem, compare=False).best.plan

@@ -43,6 +43,7 @@ def test_every_instance_names_what_ships():
         assert instance.bar
 
 
+@pytest.mark.slow
 def test_a_row_has_every_figure(tmp_path, capsys):
     instance = Instance(
         name="T6", cluster=str(write_cluster(tmp_path / "pair.yaml")),

@@ -33,7 +33,7 @@ def test_one_model_of_each_type_with_the_layers_that_fit() -> None:
     )  # fmt: skip
     found = list(one_of_each_type(asked, 4e9))
     types = {each.config()["model_type"]: each for each in found}
-    assert len(types) == len(found) == 42
+    assert len(types) == len(found) == 43
     assert (types["llama"].model, types["llama"].layers) == ("llama-3.2-1b", None)
     assert types["mixtral"].model == "mixtral-8x7b"
     assert (types["gpt2"].micro_batch, types["gpt2"].sequence_length) == (8, 1024)

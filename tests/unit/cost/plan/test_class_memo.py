@@ -116,6 +116,7 @@ def test_prices_with_a_memo_are_those_without(plan, fabric, seed):
     assert compared(on_fabric(plan, fabric), random.Random(seed), PLANS_EACH).total()
 
 
+@pytest.mark.slow  # plans of the test above spread experts now and then
 @FEW
 @given(plan=plans().filter(spreads), fabric=st.sampled_from(FABRICS), seed=st.integers(0, 999))
 def test_prices_of_spread_experts_with_a_memo_are_those_without(plan, fabric, seed):

@@ -83,6 +83,7 @@ def refusal(asked: Problem) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow  # the cheapest change asks for the same number
 def test_the_least_that_is_needed_is_said(tmp_path):
     alone = cluster_of(tmp_path, ONE)
     states = small(alone).model.num_parameters * 18.0

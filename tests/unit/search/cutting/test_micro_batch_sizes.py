@@ -237,7 +237,10 @@ def test_what_divides_an_odd_batch_is_a_size(batch, sizes):
     assert tables_of(job=replace(JOB, global_batch=batch)).problem.sequence_counts() == sizes
 
 
-@pytest.mark.parametrize("batch", [23, 59, 71])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("batch", [23, *(pytest.param(n, marks=SLOW) for n in (59, 71))])
 def test_a_prime_batch_costs_hardly_more_than_one_sequence_more(batch):
     """Three single chips; what divides a prime is one or all of it, so pipelines share it out."""
     chips = {"old": "A100-40", "small": "L40S", "new": "MI300X"}
@@ -281,7 +284,7 @@ def test_bytes_of_a_configuration_are_those_of_its_own_chips():
         assert known.boundary == alone.boundary
 
 
-@pytest.mark.parametrize("batch", [60, 90, 210])
+@pytest.mark.parametrize("batch", [60, *(pytest.param(n, marks=SLOW) for n in (90, 210))])
 def test_a_lost_node_costs_about_its_part(batch):
     """No cliff where what is left no longer divides the batch."""
     cluster = change_cluster(MIXED, "+48xA100").cluster

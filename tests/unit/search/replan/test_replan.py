@@ -283,6 +283,7 @@ def test_a_pool_that_is_gone_is_no_part_of_the_start():
     assert [(p.chain.configs[0].pool, p.copies) for p in seed] == [("a100", 16)]
 
 
+@pytest.mark.slow  # test_micro_batch_sizes takes a node away, too
 def test_losing_chips_costs_no_more_than_what_they_did():
     old = own_pipelines()
     change = change_cluster(MIXED, "-node a100/0")

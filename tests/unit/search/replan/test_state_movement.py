@@ -321,6 +321,7 @@ def test_what_moves_is_bounded_and_adds_up(case):
     assert movement(old, old, model, cluster).total_bytes == 0
 
 
+@pytest.mark.slow
 @FEW
 @given(pairs())
 def test_units_that_are_worked_out_once_move_as_one_by_one(case):

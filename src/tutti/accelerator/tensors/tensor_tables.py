@@ -18,7 +18,7 @@ import torch
 from torch import Size, Tensor
 
 from tutti.accelerator.host_to_device import moved
-from tutti.accelerator.memory_runs import Runs, common_runs
+from tutti.accelerator.tensors.memory_runs import Runs, common_runs
 
 EVEN = 16  # elements; addresses, runs and steps of such multiples are read in wide words
 MOST_KEPT = 1024  # tables; a step of many buckets needs two for each
