@@ -29,13 +29,23 @@ BOUND_SLACK = 1e-9  # relative: what rounding makes of one number
 
 def judged(question: DrawnQuestion, cpu_seconds: float = CPU_SECONDS) -> Row:
     """Return the row of one question."""
-    row: Row = {"question": question.number, "title": question.title}
-    problem = _problem(question)
+    problem = problem_of(question)
     try:
         result = plan(problem, compare=False)
     except TuttiError as error:
-        return row | {"why": str(error)}
-    row |= {
+        return {"question": question.number, "title": question.title, "why": str(error)}
+    row = answer_row(question, result)
+    row |= changes_of(question, problem, result, cpu_seconds)
+    row["forms_pct"] = dict(_forms(question, result))
+    row["more_pct"] = dict(_more(question, result))
+    return row
+
+
+def answer_row(question: DrawnQuestion, result: SearchResult) -> Row:
+    """Return what the planner answers."""
+    return {
+        "question": question.number,
+        "title": question.title,
         "step_s": result.best.step_seconds,
         "bound_s": result.lower_bound_seconds,
         "gap_pct": result.gap_pct,
@@ -43,15 +53,12 @@ def judged(question: DrawnQuestion, cpu_seconds: float = CPU_SECONDS) -> Row:
         "summary": result.best.summary,
         "work": dict(result.work),
     }
-    row |= _single_changes(question, problem, result, cpu_seconds)
-    row["forms_pct"] = dict(_forms(question, result))
-    row["more_pct"] = dict(_more(question, result))
-    return row
 
 
-def _problem(
+def problem_of(
     question: DrawnQuestion, cluster: Cluster | None = None, limits: Limits | None = None
 ) -> Problem:
+    """Return the question as the planner takes it, of another cluster or space where given."""
     return make_problem(
         question.model,
         cluster or question.cluster,
@@ -61,9 +68,10 @@ def _problem(
     )
 
 
-def _single_changes(
+def changes_of(
     question: DrawnQuestion, problem: Problem, result: SearchResult, cpu_seconds: float
 ) -> Row:
+    """Return what single changes gain within so many CPU seconds."""
     judge = Judge(question.model, question.cluster, problem.pinned_sources())
     improved = judge.improve(result.best.plan, seed=question.number, cpu_seconds=cpu_seconds)
     return {
@@ -75,7 +83,7 @@ def _single_changes(
     }
 
 
-def _seconds(problem: Problem) -> float | None:
+def seconds(problem: Problem) -> float | None:
     """Return the step that the planner finds; None where it finds none."""
     try:
         return plan(problem, compare=False).best.step_seconds
@@ -86,19 +94,19 @@ def _seconds(problem: Problem) -> float | None:
 def _forms(question: DrawnQuestion, result: SearchResult) -> Iterator[tuple[str, float | None]]:
     """Yield by how many percent another form of the question changes the step."""
     for name, cluster in forms(question):
-        seconds = _seconds(_problem(question, cluster))
-        yield name, None if seconds is None else _percent(seconds, result.best.step_seconds)
+        step_s = seconds(problem_of(question, cluster))
+        yield name, None if step_s is None else _percent(step_s, result.best.step_seconds)
 
 
 def _more(question: DrawnQuestion, result: SearchResult) -> Iterator[tuple[str, float | None]]:
     """Yield by how many percent the step is longer with more; None: no plan was found any more."""
     for name, cluster in more(question):
-        seconds = _seconds(_problem(question, cluster))
-        yield name, None if seconds is None else _percent(seconds, result.best.step_seconds)
+        step_s = seconds(problem_of(question, cluster))
+        yield name, None if step_s is None else _percent(step_s, result.best.step_seconds)
     name, limits = narrow(question)
-    seconds = _seconds(_problem(question, limits=limits))
-    if seconds is not None:
-        yield f"wider than {name}", _percent(result.best.step_seconds, seconds)
+    step_s = seconds(problem_of(question, limits=limits))
+    if step_s is not None:
+        yield f"wider than {name}", _percent(result.best.step_seconds, step_s)
 
 
 def _percent(seconds: float, than: float) -> float:
