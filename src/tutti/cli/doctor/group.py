@@ -93,6 +93,7 @@ def logs(
     json: Json = False,
 ) -> None:
     """Say from the logs of any framework why a job failed."""
+    from tutti.cli.shared.progress import progress_bar
     from tutti.diagnose.logs.collect import collect
     from tutti.diagnose.logs.kernel_ring import KERNEL, kernel_lines
     from tutti.diagnose.logs.reason import diagnose
@@ -104,7 +105,9 @@ def logs(
     if signatures is not None:
         catalog = with_own_signatures(catalog, signatures)
     texts = {KERNEL: kernel_lines()} if kernel else {}
-    print_finding(diagnose(collect(paths or (), catalog, texts=texts)), json=json)
+    with progress_bar("bytes", "reading", wanted=not json) as update:
+        seen = collect(paths or (), catalog, texts=texts, update=update)
+    print_finding(diagnose(seen), json=json)
 
 
 @app.command()

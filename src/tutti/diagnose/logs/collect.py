@@ -6,8 +6,9 @@ of the same signature. A signature keeps the first hits of each rank and attempt
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,8 @@ _MOST_UNKNOWN = 20_000
 _SYMPTOM = 0.6  # a symptom goes before what any exception of its type would mean
 _MOST_OF_A_KIND = 50  # unknown lines of one kind and file whose host is looked for
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_DIGITS = str.maketrans("0123456789", "#" * 10)
+_DIGITS = bytes.maketrans(b"0123456789", b"#" * 10)
+_SHAPE = 400  # characters of a line by which it is known again
 # of torchrun, of Ray, of Open MPI, of MPICH
 _BLOCK_HEADS = re.compile(
     r"^\s*(?:host|rank)\s+: |^\s+ip: \d|^\s*Process name: \[\[|^=\s+.{0,20}PID \d+ RUNNING AT"
@@ -82,9 +84,9 @@ class _Reader:
         self.catalog = catalog
         self.into = Collected()
         self.kinds: dict[str, tuple[Signature, ...] | None] = {}
-        self.alike: dict[
-            str, str
-        ] = {}  # lines of one shape, and their kind: a shape is found faster
+        # lines of one shape, and their kind: a shape is found faster
+        self.alike: dict[bytes, str] = {}
+        self.said_enough: set[bytes] = set()  # shapes of which a file says nothing more
         self.of_a_kind: dict[tuple[str, str], int] = {}
         self.num_unknown = 0
         self.kept: dict[tuple[str, int | None, int], int] = {}
@@ -94,6 +96,7 @@ class _Reader:
         """Note a file, and who its name says that it is of."""
         seen = LogFile(name)
         self.into.files.append(seen)
+        self.said_enough.clear()
         if file.rank is not None:
             self.into.ranks.add(file.rank)
         if file.host is not None:
@@ -109,11 +112,16 @@ class _Reader:
     def take(self, line: Line, file: Identity) -> None:
         """Look at one line."""
         text = line.text
-        if any(word in text for word in _RESTARTING) and _RESTART.search(text):
+        shape = text[:_SHAPE].encode().translate(_DIGITS)
+        if shape in self.said_enough and len(text) <= _SHAPE:
+            return
+        restarting = any(word in text for word in _RESTARTING)
+        if restarting and _RESTART.search(text):
             self._restarted(text)
-        if _BLOCK_HEADS.match(text):
+        head = _BLOCK_HEADS.match(text) is not None
+        if head:
             self._who(text, file)
-        kind = self._kind_of(text)
+        kind = self._kind_of(text, shape)
         candidates = self._kind(text, kind)
         if candidates:
             self._hit(candidates, line, file)
@@ -123,6 +131,8 @@ class _Reader:
                 text[:300], file=line.file, line=line.number,
                 host=who.host or ("" if who.rank is None else f"rank {who.rank}"),
             )  # fmt: skip
+        elif not restarting and not head and len(self.said_enough) < _MOST_KINDS:
+            self.said_enough.add(shape)
 
     def _who(self, text: str, file: Identity) -> Identity:
         who = of_line(text, file)
@@ -154,12 +164,11 @@ class _Reader:
         self.num_unknown += 1
         return True
 
-    def _kind_of(self, text: str) -> str:
+    def _kind_of(self, text: str, shape: bytes) -> str:
         """Return a line without its numbers."""
-        shape = text[:400].translate(_DIGITS)
         kind = self.alike.get(shape)
         if kind is None:
-            kind = _NUMBERS.sub("#", text[:400])
+            kind = _NUMBERS.sub("#", text[:_SHAPE])
             if len(self.alike) < _MOST_KINDS:
                 self.alike[shape] = kind
         return kind
@@ -208,15 +217,23 @@ def _gate(catalog: Catalog) -> Gate:
 
 
 def collect(
-    paths: Iterable[Path], catalog: Catalog, *, texts: Mapping[str, bytes] | None = None
-) -> Collected:
-    """Read logs, and return what is known of their lines; `texts` are in no file, by name."""
+    paths: Iterable[Path], catalog: Catalog, *, texts: Mapping[str, bytes] | None = None,
+    update: Callable[[str, float, float], None] = lambda *_: None,
+) -> Collected:  # fmt: skip
+    """Read logs, and return what is known of their lines; `texts` are in no file, by name.
+
+    `update` hears which file is read, and how many bytes of how many were.
+    """
     files, texts = log_files(list(paths)), texts or {}
     reader, gate = _Reader(catalog), _gate(catalog)
-    whole = sum(path.stat().st_size for path in files) + sum(map(len, texts.values()))
-    for path in files:
+    sizes = [path.stat().st_size for path in files]
+    whole, before = sum(sizes) + sum(map(len, texts.values())), 0
+    for path, size in zip(files, sizes, strict=True):
         seen = reader.begin(str(path), file := of_file(path))
-        reader.take_all(loud_lines(path, gate, seen, whole_bytes=whole), file)
+        reached = functools.partial(_reached, update, path.name, before, whole)
+        lines = loud_lines(path, gate, seen, whole_bytes=whole, reached=reached)
+        reader.take_all(lines, file)
+        before += size
     for name, text in texts.items():
         seen = reader.begin(name, Identity())
         reader.take_all(loud_lines_of(text, gate, seen, whole_bytes=whole), Identity())
@@ -225,3 +242,9 @@ def collect(
             f"{gate.thinned:,} lines like tens of thousands before them were not looked at"
         )
     return reader.into
+
+
+def _reached(
+    update: Callable[[str, float, float], None], name: str, before: int, whole: int, here: int
+) -> None:
+    update(name, before + here, max(whole, before + here))

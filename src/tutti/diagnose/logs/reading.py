@@ -13,7 +13,7 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,14 @@ def _shortened(command: re.Match[str]) -> str:
     return f"[… {local.group()}]" if local else "[…]"
 
 
-def loud_lines(path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int) -> Iterator[Line]:
-    """Yield the lines of a file that pass the gate; `seen` learns what was read."""
+def loud_lines(
+    path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int,
+    reached: Callable[[int], None] = lambda _: None,
+) -> Iterator[Line]:  # fmt: skip
+    """Yield the lines of a file that pass the gate; `seen` learns what was read.
+
+    `reached` hears after every block how far in the file, as it lies packed, that is.
+    """
     try:
         with path.open("rb") as raw:
             head = raw.peek(6)[:6]  # a pipe cannot go back
@@ -111,19 +117,26 @@ def loud_lines(path: Path, gate: Gate, seen: LogFile, *, whole_bytes: int) -> It
             opener = next((o for mark, o in _PACKED.items() if head.startswith(mark)), None)
             stream = opener(raw) if opener else raw
             encoding = _MARKS.get(head[:2])
-            yield from _loud(stream, encoding, gate, seen, whole_bytes, packed=opener is not None)
+            goes_back = raw.seekable()  # a pipe does not say where it is
+            for block in _loud(
+                stream, encoding, gate, seen, whole_bytes, packed=opener is not None
+            ):
+                yield from block
+                reached(raw.tell() if goes_back else seen.bytes)
     except OSError as error:
         seen.notes.append(f"{path}: cannot be read ({error.strerror or error})")
 
 
 def loud_lines_of(text: bytes, gate: Gate, seen: LogFile, *, whole_bytes: int) -> Iterator[Line]:
     """Yield the lines that pass the gate of a text that is in no file."""
-    return _loud(io.BytesIO(text), None, gate, seen, whole_bytes, packed=False)
+    for block in _loud(io.BytesIO(text), None, gate, seen, whole_bytes, packed=False):
+        yield from block
 
 
 def _loud(
     stream: Any, encoding: str | None, gate: Gate, seen: LogFile, whole: int, *, packed: bool
-) -> Iterator[Line]:
+) -> Iterator[Iterator[Line]]:
+    """Yield the lines that pass, block by block."""
     rest = b""
     decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
     while True:
@@ -144,7 +157,7 @@ def _loud(
             cut = len(block)
         rest = block[cut:]
         size = max(whole, seen.bytes) if not packed else 1 << 40 if seen.bytes > 1 << 20 else whole
-        yield from _of_block(block[:cut], gate, seen, size)
+        yield _of_block(block[:cut], gate, seen, size)
         if last:
             return
 
