@@ -7,10 +7,12 @@ it no longer holds is forgotten. Nothing here asks whether a plan is valid or go
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tutti.models.spec import ModelSpec
+from tutti.plan.chips import ChipSet
 from tutti.plan.plan import (
     ExpertGroup,
     Offload,
@@ -194,3 +196,84 @@ def resized(pipeline: Pipeline, factor: int, *, larger: bool) -> Pipeline | None
         micro_batches=count // factor if larger else count * factor,
         stages=tuple(each_replica(stage, scaled) for stage in pipeline.stages),
     )
+
+
+def stage_of_size(stage: Stage, size: int) -> Stage | None:
+    """Return the stage with `size` sequences a micro-batch; None: fewer than copies.
+
+    Replica groups take it in proportion; one whose copies cannot take equally much becomes two.
+    """
+    total = sum(replica.count * replica.sequences for replica in stage.replicas)
+    shares = [replica.sequences * size / total for replica in stage.replicas]
+    whole = [max(1, math.floor(share + 1e-9)) for share in shares]
+    left = size - sum(r.count * n for r, n in zip(stage.replicas, whole, strict=True))
+    if left < 0:
+        return None
+    more = [0] * len(whole)  # copies of a group that take one sequence more
+    order = sorted(range(len(whole)), key=lambda i: (whole[i] - shares[i], i))
+    while left:
+        for i in order:
+            more[i] = min(left, stage.replicas[i].count)
+            left -= more[i]
+            if more[i] == stage.replicas[i].count:
+                whole[i] += 1
+                more[i] = 0
+            if not left:
+                break
+    replicas: list[Replica] = []
+    for replica, sequences, few in zip(stage.replicas, whole, more, strict=True):
+        for part in copies_divided(replica, few, sequences + 1, sequences):
+            last = replicas[-1] if replicas else part
+            joined = ChipSet.join((last.chips, part.chips))
+            alike = replace(part, chips=last.chips, count=last.count) == last
+            if last is not part and alike and len(joined.pools) == 1:
+                replicas[-1] = replace(part, chips=joined, count=last.count + part.count)
+            else:
+                replicas.append(part)
+    return replace(stage, replicas=tuple(replicas))
+
+
+def copies_divided(replica: Replica, few: int, more: int, less: int) -> Iterator[Replica]:
+    """Yield a group whose first few copies take more sequences than the others."""
+    cut = few * replica.width
+    if few:
+        chips = replica.chips.cut(0, cut)
+        yield replace(replica, count=few, sequences=more, chips=chips)
+    chips = replica.chips.cut(cut, replica.num_chips)
+    yield replace(replica, count=replica.count - few, sequences=less, chips=chips)
+
+
+def pipeline_of_size(pipeline: Pipeline, size: int, count: int) -> Pipeline | None:
+    """Return the pipeline with other micro-batches; None where a stage has too many copies."""
+    stages = [stage_of_size(stage, size) for stage in pipeline.stages]
+    if size < 1 or count < 1 or None in stages:
+        return None
+    taken = tuple(stage for stage in stages if stage is not None)
+    return replace(pipeline, micro_batch=size, micro_batches=count, stages=taken)
+
+
+def ways_to_take(pipeline: Pipeline, sequences: int, most: int = 2) -> Iterator[Pipeline]:
+    """Yield the pipeline with so many sequences: by the sizes that come nearest to its own."""
+    if sequences < 1:
+        return
+    now = math.log(pipeline.micro_batch)
+    known = 0
+    for size in sorted(divisors(sequences), key=lambda n: (abs(math.log(n) - now), n)):
+        changed = pipeline_of_size(pipeline, size, sequences // size)
+        if changed is not None:
+            yield changed
+            known += 1
+        if known == most:
+            return
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def without_shares(plan: Plan) -> Plan:
+    """Return the plan whose shards are equal: replica groups have other numbers now."""
+    rules = tuple(replace(rule, shares=()) for rule in plan.synchronisation)
+    return replace(plan, synchronisation=rules)

@@ -12,26 +12,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from tutti.bench.judge.batch_changes import BATCH_CHANGES
+from tutti.bench.judge.chip_changes import CHIP_CHANGES
 from tutti.bench.judge.replica_changes import REPLICA_CHANGES
-from tutti.models.parameters import ParameterClass
+from tutti.bench.judge.state_changes import STATE_CHANGES
+from tutti.hardware.chip import Dtype
 from tutti.models.spec import ModelSpec
 from tutti.plan.edits import (
-    expert_width,
+    ranges_of,
     recut,
     resized,
     sizes_of,
+    units_of,
     with_pipeline,
     with_stage,
 )
 from tutti.plan.job import ScheduleKind
-from tutti.plan.plan import ExpertGroup, Pipeline, Plan, Synchronisation
+from tutti.plan.plan import Pipeline, Plan
 from tutti.plan.schedules import schedule_record, warm_up_depth
 
 FAR = 3  # ranges over which a unit is handed on
 FARTHEST = 24  # ranges, up to which a unit is handed on between any two
 JUMPS = (1, 2, 4)  # units that are handed over at once
 RANGES = (1, 2, 3, 4, 6)  # per stage, where a schedule takes several
-BUCKETS = (1, 2, 4, 8, 1024)
+PASSES = ("forward", "backward_input", "backward_weight")
 
 
 class Change(NamedTuple):
@@ -47,7 +51,7 @@ Changes = Iterator[tuple[str, Plan | None]]
 
 def single_changes(plan: Plan, model: ModelSpec) -> Iterator[Change]:
     """Yield all single changes of a plan, valid or not."""
-    for kind, make in (*_CHANGES.items(), *REPLICA_CHANGES.items()):
+    for kind, make in _ALL.items():
         for what, changed in make(plan, model):
             if changed is not None and changed != plan:
                 yield Change(kind, what, changed)
@@ -190,6 +194,34 @@ def _warm_up(plan: Plan, model: ModelSpec) -> Changes:
             yield f"pipeline {p}: {what}", with_pipeline(plan, p, replace(pipeline, stages=stages))
 
 
+def _order_times(plan: Plan, model: ModelSpec) -> Changes:
+    """Tell a schedule that puts weight passes off other relative times of a stage."""
+    del model
+    if not schedule_record(plan.job.schedule).delays_weights:
+        return
+    for p, s, stage in plan.stages():
+        if len(plan.pipelines[p].stages) == 1:
+            continue
+        for name, factor in itertools.product(PASSES, (0.5, 2.0)):
+            time = factor * getattr(stage.order, name)
+            order = replace(stage.order, **{name: time})
+            what = f"pipeline {p}, stage {s}: {name} × {factor}"
+            yield what, with_stage(plan, p, s, replace(stage, order=order))
+
+
+def _wide_blocks(plan: Plan, model: ModelSpec) -> Changes:
+    """Let blocks of an 8-bit job multiply in 16 bits, or in 8: all, or those of one stage."""
+    if plan.job.precision.compute is not Dtype.FP8:
+        return
+    blocks = ((1, model.head_unit),)
+    every, wide = set(units_of(blocks)), set(units_of(plan.job.wide_units))
+    own = [(f"stage {p}, {s}", every & set(units_of(st.units))) for p, s, st in plan.stages()]
+    tried = [("all", every), ("none", set()), *((name, wide ^ held) for name, held in own)]
+    for what, units in tried:
+        job = replace(plan.job, wide_units=ranges_of(units, blocks))
+        yield what, replace(plan, job=job)
+
+
 # --- the batch -------------------------------------------------------------------------------
 
 
@@ -228,85 +260,6 @@ def _micro_batches(plan: Plan, model: ModelSpec) -> Changes:
             yield f"{times * common} sequences from {giving} to {taking}", changed
 
 
-# --- states ----------------------------------------------------------------------------------
-
-
-def _rules(plan: Plan, model: ModelSpec, **values: object) -> dict[object, Synchronisation]:
-    """Return one rule per class of parameters, for all units."""
-    spread = expert_width(plan) > 1
-    kinds = tuple(ParameterClass) if spread else (ParameterClass.DENSE,)
-    whole = (0, model.num_units)
-    return {
-        kind: replace(plan.synchronisation_of(1, kind), units=whole, shares=(), **values)  # type: ignore[arg-type]
-        for kind in kinds
-    }
-
-
-def _sharding(plan: Plan, model: ModelSpec) -> Changes:
-    """Try other shard levels, buckets and overlap: of all parameters, one class, the ends."""
-    tried: list[tuple[str, dict[str, object]]] = []
-    tried += [(f"level {level}", {"shard_level": level}) for level in range(4)]
-    tried += [(f"bucket {bucket}", {"bucket": bucket}) for bucket in BUCKETS]
-    tried += [(f"overlap {on}", {"overlap": on}) for on in (False, True)]
-    now = _rules(plan, model)
-    for what, values in tried:
-        rules = _rules(plan, model, **values)
-        yield what, replace(plan, synchronisation=tuple(rules.values()))
-        if len(rules) > 1:
-            for kind in rules:
-                one = now | {kind: rules[kind]}
-                yield f"{kind} {what}", replace(plan, synchronisation=tuple(one.values()))
-        if "shard_level" in values:
-            yield from _sharded_ends(plan, model, now, what, values)
-
-
-def _sharded_ends(
-    plan: Plan,
-    model: ModelSpec,
-    now: dict[object, Synchronisation],
-    what: str,
-    values: dict[str, object],
-) -> Changes:
-    dense, *others = now.values()
-    units = model.num_units
-    for name, end in (("embedding", (0, 1)), ("head", (units - 1, units))):
-        rest = (1, units) if end[0] == 0 else (0, units - 1)
-        apart = (
-            replace(dense, units=end, **values),  # type: ignore[arg-type]
-            replace(dense, units=rest),
-            *others,
-        )
-        yield f"{name} {what}", replace(plan, synchronisation=apart)
-
-
-def _tied_owner(plan: Plan, model: ModelSpec) -> Changes:
-    if plan.tied_owner is not None:
-        other = model.head_unit if plan.tied_owner == 0 else 0
-        yield f"unit {other}", replace(plan, tied_owner=other)
-
-
-def _experts(plan: Plan, model: ModelSpec) -> Changes:
-    """Spread experts over more chips or fewer."""
-    ep = expert_width(plan)
-    if not model.num_experts:
-        return
-    for wanted in {max(1, ep // 2), 2 * ep, 1} - {ep}:
-        changed = plan
-        for p, s, stage in plan.stages():
-            held = replace(stage, experts=())
-            has = any(
-                model.block(unit).moe is not None
-                for start, stop in stage.units
-                for unit in range(max(1, start), min(stop, model.num_layers + 1))
-            )
-            if wanted > 1 and has:
-                groups = (ExpertGroup(chips=wanted, count=max(1, stage.num_chips // wanted)),)
-                held = replace(stage, experts=groups)
-            changed = with_stage(changed, p, s, held)
-        rules = tuple(_rules(changed, model).values()) if plan.synchronisation else ()
-        yield f"over {wanted} chips", replace(changed, synchronisation=rules)
-
-
 _CHANGES: dict[str, Callable[[Plan, ModelSpec], Changes]] = {
     "units": _units,
     "order of stages": _order_of_stages,
@@ -315,7 +268,7 @@ _CHANGES: dict[str, Callable[[Plan, ModelSpec], Changes]] = {
     "warm-up": _warm_up,
     "micro-batch": _micro_batch,
     "micro-batches": _micro_batches,
-    "sharding": _sharding,
-    "tied owner": _tied_owner,
-    "experts": _experts,
+    "order times": _order_times,
+    "wide blocks": _wide_blocks,
 }
+_ALL = _CHANGES | REPLICA_CHANGES | BATCH_CHANGES | CHIP_CHANGES | STATE_CHANGES

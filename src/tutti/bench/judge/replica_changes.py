@@ -20,10 +20,20 @@ from tutti.plan.edits import (
     with_replica,
     with_stage,
 )
-from tutti.plan.plan import ContextKind, Pipeline, Plan, Recompute, Replica, Stage, UnitRanges
+from tutti.plan.plan import (
+    ContextKind,
+    Pipeline,
+    Plan,
+    Recompute,
+    Replica,
+    Stage,
+    UnitRanges,
+    covers,
+)
 
 FACTORS = (2, 3, 5, 7)
 OVERLAP_CHUNKS = (1, 2, 4, 8)
+AMOUNTS = ("none", "all", "one more", "one fewer", "half", "last half")
 OFFLOADS = ("optimizer", "parameters", "gradients", "activations")
 
 Changes = Iterator[tuple[str, Plan | None]]
@@ -245,13 +255,14 @@ def _other_units(named: UnitRanges, stage: Stage, blocks: list[int], how: str) -
         "one more": [*held, *rest[:1]],
         "one fewer": held[:-1],
         "half": blocks[: len(blocks) // 2],
+        "last half": blocks[len(blocks) // 2 :],
     }[how]
     return ranges_of(wanted, stage.units)
 
 
 def _recompute(plan: Plan, model: ModelSpec) -> Changes:
     """Recompute more, less, or in another way."""
-    for how in ("none", "all", "one more", "one fewer", "half"):
+    for how in AMOUNTS:
         for full in (True, False):
 
             def change(stage: Stage, how: str = how, full: bool = full) -> Stage:
@@ -278,7 +289,7 @@ def _recompute(plan: Plan, model: ModelSpec) -> Changes:
 def _offload(plan: Plan, model: ModelSpec) -> Changes:
     """Keep more or less in host memory."""
     for name in OFFLOADS:
-        for how in ("none", "all", "one more", "one fewer", "half"):
+        for how in AMOUNTS:
 
             def change(stage: Stage, how: str = how, name: str = name) -> Stage:
                 blocks = _blocks(stage, model)
@@ -293,6 +304,24 @@ def _offload(plan: Plan, model: ModelSpec) -> Changes:
             yield from _stagewise(plan, f"{name}: {how}", change)
 
 
+def _offloaded_ends(plan: Plan, model: ModelSpec) -> Changes:
+    """Keep states of the embedding or of the head in host memory, or not."""
+    for name, unit in itertools.product(OFFLOADS[:3], (0, model.head_unit)):
+
+        def change(stage: Stage, unit: int = unit, name: str = name) -> Stage | None:
+            if not covers(stage.units, unit):
+                return None
+
+            def one(replica: Replica) -> Replica:
+                units = {unit} ^ set(units_of(getattr(replica.offload, name)))
+                kept = {name: ranges_of(units, stage.units)}
+                return replace(replica, offload=replace(replica.offload, **kept))
+
+            return each_replica(stage, one)
+
+        yield from _stagewise(plan, f"{name} of unit {unit}", change)
+
+
 REPLICA_CHANGES: dict[str, Callable[[Plan, ModelSpec], Changes]] = {
     "degrees": _degrees,
     "flags": _flags,
@@ -300,4 +329,5 @@ REPLICA_CHANGES: dict[str, Callable[[Plan, ModelSpec], Changes]] = {
     "idle chips": _idle,
     "recompute": _recompute,
     "offload": _offload,
+    "offloaded ends": _offloaded_ends,
 }

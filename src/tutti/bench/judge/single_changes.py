@@ -58,15 +58,14 @@ class Judge:
 
     def seconds(self, plan: Plan) -> float | None:
         """Return the predicted seconds of a step; None where a plan is invalid or does not fit."""
-        key = (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job.schedule)
+        key = _key(plan)
         if key not in self._known:
             self._known[key] = self._priced(plan)
         return self._known[key]
 
     def knows(self, plan: Plan) -> bool:
         """Tell whether a plan was priced before."""
-        key = (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job.schedule)
-        return key in self._known
+        return _key(plan) in self._known
 
     def _priced(self, plan: Plan) -> float | None:
         if check_plan(plan, self.model, self.cluster):
@@ -139,3 +138,7 @@ class Judge:
                 ordered.append((turn, number * 100_000 + index, change))
         ordered.sort(key=lambda entry: entry[:2])
         return [change for _, _, change in ordered]
+
+
+def _key(plan: Plan) -> object:
+    return (plan.pipelines, plan.synchronisation, plan.tied_owner, plan.job)
