@@ -34,6 +34,8 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
     who += ", no masters" if precision.master else ""
     say(f"{asked.title}: {who}")
     gc.collect()
+    if not _is_known(asked.config()["model_type"]):
+        return {"who": who, "failed": f"has no {asked.config()['model_type']}"}
     accelerator, spec = open_accelerator(asked.device), asked.spec()
     accelerator.empty_cache()
     accelerator.reset_peak()
@@ -69,6 +71,13 @@ def hugging_face_speed(asked: SpeedQuestion, say: Say, *, liger: bool = False) -
         return {**timed(who, asked, spec, accelerator, step), "attention": attention}
     except torch.OutOfMemoryError as error:
         return {"who": who, **failure(error)}
+
+
+def _is_known(model_type: str) -> bool:
+    """Tell whether this version of transformers has a type; its own refusal lists all it has."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def _peer_model(asked: SpeedQuestion, accelerator: Accelerator) -> tuple[Any, str]:

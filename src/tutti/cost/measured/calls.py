@@ -171,17 +171,19 @@ def _placed_heads(part: AttentionSpec, sizes: _Sizes, columns: Number) -> list[C
 
 
 def _scores(part: AttentionSpec, strategy: Strategy) -> Call:
-    """The attention of whole sequences to themselves."""
+    """The attention of whole sequences to themselves.
+
+    A window is priced as short sequences of as many tokens and pairs in all, nearly twice its
+    length: kernels work in tiles, whose edges a window has as short sequences have them.
+    """
     length = strategy.sequence_length
     reach = length if part.window is None else np.minimum(length, part.window)
-    # A window leaves this share of the causal pairs.
-    share = (reach * (reach + 1.0) / 2.0 + (length - reach) * reach) / (
-        length * (length + 1.0) / 2.0
-    )
+    pairs = reach * (reach + 1.0) / 2.0 + (length - reach) * reach
+    alike = 2.0 * pairs / length - 1.0
+    count = strategy.sequences / strategy.cp * (length / alike)
     heads, kv_heads = part.heads / strategy.tp, rank_kv_heads(part.kv_heads, strategy.tp)
-    dims = (strategy.sequences / strategy.cp, length, heads, kv_heads, part.head_dim,
-            part.value_dim)  # fmt: skip
-    return Call(operator=_kernel_of(part), dims=dims, times=share)
+    dims = (count, alike, heads, kv_heads, part.head_dim, part.value_dim)
+    return Call(operator=_kernel_of(part), dims=dims)
 
 
 def _kernel_of(part: AttentionSpec) -> str:

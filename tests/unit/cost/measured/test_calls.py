@@ -48,12 +48,18 @@ def test_the_head_multiplies_three_times_and_windows_leave_pairs_out():
     )
     assert float(FORMS[head.operator].flops(head.dims)) == 6.0 * 1024 * spec.vocab * spec.hidden
     gemma = load_model("gemma-2-2b")
-    long = Workload(sequences=1, sequence_length=8192)
-    shares = {
-        float(np.asarray(call.times))
+    long = Workload(sequences=2, sequence_length=8192)
+    calls = {
+        gemma.blocks[unit - 1].attention.window: call
         for unit in (1, 2)
         for call in unit_calls(gemma, unit, strategy_of(long))
         if call.operator == "scored_attention"  # capped
     }
-    assert 1.0 in shares
-    assert min(shares) == pytest.approx(0.75, abs=0.01)  # a window of half the sequence
+    dims = {w: [float(np.asarray(d)) for d in call.dims] for w, call in calls.items()}
+    flops = {w: float(np.asarray(FORMS["scored_attention"].flops(call.dims))) for w, call in
+             calls.items()}  # fmt: skip
+    assert dims[None][:2] == [2.0, 8192.0]
+    # a window of half the sequence leaves three quarters of the pairs, in shorter sequences
+    assert flops[4096] / flops[None] == pytest.approx(0.75, abs=0.001)
+    assert dims[4096][0] * dims[4096][1] == pytest.approx(2.0 * 8192.0)
+    assert dims[4096][1] == pytest.approx(0.75 * 8192.0, rel=0.001)
