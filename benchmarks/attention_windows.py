@@ -28,7 +28,8 @@ BATCHES = ((4, 2048), (2, 4096), (1, 8192), (1, 2048))
 
 def layers(spec: ModelSpec) -> dict[int | None, int]:
     """Return a unit of each window."""
-    return {block.attention.window: unit for unit, block in enumerate(spec.blocks, 1)}
+    units = reversed(range(1, spec.head_unit))
+    return {spec.block(unit).attention.window: unit for unit in units}
 
 
 def measured(part: AttentionSpec, sequences: int, length: int) -> tuple[float, float]:
@@ -78,7 +79,7 @@ def main() -> None:
         spec = load_model(model)
         for window, unit in layers(spec).items():
             for sequences, length in BATCHES:
-                true = measured(spec.blocks[unit - 1].attention, sequences, length)
+                true = measured(spec.block(unit).attention, sequences, length)
                 said = priced(spec, unit, sequences, length)
                 print(
                     f"{model}, window {window or '–'}, {sequences} × {length}: forward "
