@@ -26,6 +26,7 @@ _LOUD = re.compile(  # words of a failure, not of a setting that is about failur
     r"\b(?:ERROR|FATAL|CRITICAL|PANIC|[NRH]CCL WARN)\b|\w(?:Error|Exception)\b|"
     r"(?i:\berror:|\b(?:failed|failure|aborted|panic|crash(?:ed)?|core dumped|killed)\b)|"
     r"Traceback \(most recent|"
+    r"(?i:\bunable to (?:complete|reach|start|load|open|write|read)\b|\bincompatible\b)|"
     r"(?i:(?<!non-)\bfatal\b(?! ?= ?(?:false|0))|\berror(?: code)?[ =]+-?[1-9]|"
     r"\bexit(?:ed)?(?: with)? (?:status|code)[ =:]+[1-9])"
 )

@@ -49,8 +49,14 @@ def _first_to_fail(hits: Sequence[Hit]) -> list[int]:
 
 def _ended_first(hits: Sequence[Hit]) -> Where:
     """Return who ended before the others: as the launcher says, or who alone was ended at all."""
-    hosts = {hit.who.host for hit in hits if hit.signature.family == "killed" and hit.who.host}
-    return Where(ranks=tuple(_first_to_fail(hits)), hosts=tuple(hosts) if len(hosts) == 1 else ())
+    ended = [
+        hit.who for hit in hits
+        if hit.signature.family == "killed" or hit.signature.name.startswith("killed ")
+    ]  # fmt: skip
+    hosts = {who.host for who in ended if who.host}
+    alone = {who.rank for who in ended if who.rank is not None}
+    ranks = _first_to_fail(hits) or (list(alone) if len(alone) == 1 else [])
+    return Where(ranks=tuple(ranks), hosts=tuple(hosts) if len(hosts) == 1 else ())
 
 
 def _beside(of: Sequence[Hit], hits: Sequence[Hit]) -> list[int]:
