@@ -10,8 +10,10 @@ finitely many states.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from tutti.elastic.agent_state import AgentState, Died, Enter, Free, Leave, Said, Start
 from tutti.elastic.events import (
@@ -62,8 +64,7 @@ class Link(NamedTuple):
         return Link(None, self.newest)
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(msgspec.Struct, frozen=True):
     """One state of everything."""
 
     members: Membership

@@ -200,6 +200,10 @@ class SeriesStore:
         known = np.flatnonzero(np.isfinite(values))
         return int(start + (known[-1] if len(known) else 0))
 
+    def version(self) -> int:
+        """Return a number that changes when others have written; cheap."""
+        return int(self._rows("pragma data_version", ())[0][0])
+
     def read(self, name: str, start: int, stop: int, *, level: int = 1) -> list[Series]:
         """Return a figure of every host that has it, from `start` up to but not with `stop`.
 

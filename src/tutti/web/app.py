@@ -7,6 +7,7 @@ import functools
 import hmac
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import quote
 
@@ -138,6 +139,7 @@ class _Site:
     async def _changes(self, request: Request, view: str, run: int) -> AsyncIterator[str]:
         query, last = dict(request.query_params), ""
         while not await request.is_disconnected() and not _ends(request.app):
+            stamp = await run_in_threadpool(self._stamp, view, run)
             document = await run_in_threadpool(self._make, view, run, query)
             text = json.dumps(document, separators=(",", ":"))
             # a heat map goes on where it ended: only new columns travel
@@ -149,7 +151,20 @@ class _Site:
                 yield ": the same\n\n"
             if view == "heat" and seconds and "until" not in query:
                 query["after"] = str(seconds[-1])
-            await asyncio.sleep(self._every)
+            await self._waited(stamp, view, run)
+
+    def _stamp(self, view: str, run: int) -> object:
+        return None if view == "runs" else self._runs[run].stamp(view)
+
+    async def _waited(self, stamp: object, view: str, run: int) -> None:
+        """Wait until a view may have changed since its stamp: a while, or less if it says so."""
+        until = time.monotonic() + self._every
+        await asyncio.sleep(self._every / 4)
+        while stamp is not None and time.monotonic() < until:
+            if await run_in_threadpool(self._stamp, view, run) != stamp:
+                return
+            await asyncio.sleep(self._every / 20)
+        await asyncio.sleep(max(0.0, until - time.monotonic()))
 
     async def saved(self, request: Request) -> Response:
         """Answer with a view as a file that is complete in itself."""

@@ -100,6 +100,13 @@ class RunSeries:
                 notes.append(str(error))
         return max(seconds)
 
+    def stamp(self) -> tuple[int, ...]:
+        """Return what differs once a store was written; cheap."""
+        try:
+            return tuple(store.version() for _, store in self._opened([]))
+        except InputError:
+            return ()
+
     def matrix(
         self, figure: str, *, span_s: int, notes: list[str], after: int = 0, until: int = 0
     ) -> Matrix:

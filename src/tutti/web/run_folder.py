@@ -134,6 +134,11 @@ class RunFolder:
         except TuttiError:
             return None
 
+    def stamp(self, name: str) -> object:
+        """Return what differs once a view of figures has changed."""
+        with self._lock:
+            return self._series.stamp() if name in {"heat", "map"} else None
+
     def view(self, name: str, query: Query) -> Document:
         """Return the document of a view."""
         with self._lock:

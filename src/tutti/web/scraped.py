@@ -105,6 +105,10 @@ class ScrapedRun:
                 "curves": steps.columns(("step", "loss", "tokens_per_s", "mfu"), 400),
             }  # fmt: skip
 
+    def stamp(self, name: str) -> object:
+        """Return that only the view itself says whether it has changed."""
+        del name
+
     def view(self, name: str, query: Query) -> Document:
         """Return the document of a view."""
         with self._lock:

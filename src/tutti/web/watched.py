@@ -23,6 +23,10 @@ class Watched(Protocol):
         """Return what stands in the list of runs, with thinned curves."""
         ...
 
+    def stamp(self, name: str) -> object:
+        """Return what differs once a view has changed; None where only the view itself says so."""
+        ...
+
     def view(self, name: str, query: Query) -> Document:
         """Return the document of a view; with `after`, a heat map's columns since then."""
         ...

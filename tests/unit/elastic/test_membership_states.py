@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.elastic_states import explore_by_many
 from tests.support import elastic_world as world
 from tests.support.elastic_exploration import digest_of_alike, explore
 from tests.support.elastic_invariants import check, promptly, require_progress
@@ -25,6 +26,13 @@ from tutti.elastic.messages import Standing
 def test_two_hosts_and_a_fault() -> None:
     found = explore(world.begin(2, faults=1, newcomers=0, late=0), prompt=True)
     assert found > 1_000
+
+
+def test_many_processes_visit_the_same_states() -> None:
+    start = world.begin(2, faults=1, newcomers=0, late=0)
+    row = explore_by_many(start, workers=3, minutes=2)
+    assert row["whole"]
+    assert row["visited"] == explore(start, prompt=True, alike=True, liveness_every=200)
 
 
 def require_alike(start: world.World, most: int | None = None) -> tuple[int, int]:
@@ -181,6 +189,12 @@ def test_planted_bugs_are_found(bug: Callable[..., None], monkeypatch: pytest.Mo
         explore(
             world.begin(2, faults=1, newcomers=0, late=0), prompt=True, liveness_every=5, most=6_000
         )
+
+
+def test_a_bug_that_one_of_many_processes_meets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_generation_keeps_its_number(monkeypatch)
+    with pytest.raises(AssertionError, match="Error"):
+        explore_by_many(world.begin(2, faults=1, newcomers=0, late=0), workers=2, minutes=2)
 
 
 def test_standings_are_what_the_machine_speaks_of() -> None:

@@ -94,6 +94,18 @@ def test_the_list_of_runs(folder: Path) -> None:
     assert found["seconds"] / found["predicted_s"] == pytest.approx(1 / 0.9)
 
 
+def test_what_differs_once_figures_were_written(tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "run", plan_of(8), seconds=70)
+    run = RunFolder(feed.folder)
+    run.view("heat", {})
+    before = run.stamp("heat")
+    assert before == run.stamp("heat") == run.stamp("map")
+    feed.tick()
+    assert run.stamp("heat") != before
+    assert run.stamp("run") is None  # only the view itself says so
+    feed.close()
+
+
 def test_a_heat_map_and_what_came_after(folder: Path) -> None:
     run = RunFolder(folder)
     whole = run.view("heat", {"figure": "tutti_rank_compute_seconds"})
