@@ -105,7 +105,7 @@ class ScrapedRun:
                 "curves": steps.columns(("step", "loss", "tokens_per_s", "mfu"), 400),
             }  # fmt: skip
 
-    def stamp(self, name: str) -> object:
+    def stamp(self, name: str) -> None:
         """Return that only the view itself says whether it has changed."""
         del name
 
