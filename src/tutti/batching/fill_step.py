@@ -97,17 +97,18 @@ class Filling:
         if len(slots) > draft.budget:
             slots = columns.by_order(slots)[: draft.budget]
         needs = self._needs_page(slots)
-        if needs.sum() > self._pool.available:
+        if np.count_nonzero(needs) > self._pool.available:
             slots = self._squeezed(slots)
             needs = self._needs_page(slots)
         at = columns.computed[slots] // size
         fresh = at >= columns.num_pages[slots]
-        new = slots[fresh]
-        columns.table[new, at[fresh]] = self._pool.take(len(new))
-        columns.num_pages[new] += 1
-        shared = needs & ~fresh
-        for slot, index in zip(slots[shared].tolist(), at[shared].tolist(), strict=True):
-            self._own_page(draft, slot, index)
+        if needs.any():
+            new = slots[fresh]
+            columns.table[new, at[fresh]] = self._pool.take(len(new))
+            columns.num_pages[new] += 1
+            shared = needs & ~fresh
+            for slot, index in zip(slots[shared].tolist(), at[shared].tolist(), strict=True):
+                self._own_page(draft, slot, index)
         draft.singles = slots.astype(np.int32)
         draft.budget -= len(slots)
         keys = int(columns.computed[slots].sum()) + len(slots)
@@ -259,9 +260,7 @@ class Filling:
         pages[:behind] = 0
         pool.share(pages[behind:])
         need = settings.most_pages(count) - max(0, known - behind)
-        used = int((self._slots.sequence >= 0).sum())
-        # those that run will each want a page before long
-        if used and need + self._promised() + used > pool.available:
+        if not self.has_room(need):
             pool.release(pages[behind:])
             return None
         if not sequence.preemptions:
@@ -278,6 +277,11 @@ class Filling:
         if first == known:
             self._slots.inserted[slot] = known
         return slot
+
+    def has_room(self, need: int) -> bool:
+        """Tell whether so many pages are left: those that run will each want one before long."""
+        used = int((self._slots.sequence >= 0).sum())
+        return not used or need + self._promised() + used <= self._pool.available
 
     def _promised(self) -> int:
         """Return how many pages the prompts that are being computed still need."""

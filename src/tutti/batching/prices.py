@@ -29,7 +29,10 @@ class StepSize(NamedTuple):
         """Return the size with another row, of so many tokens behind so many that are stored."""
         pairs = count * start + count * (count + 1) // 2
         back = self.back + (start > 0)
-        return self._replace(prefill=self.prefill + count, pairs=self.pairs + pairs, back=back)
+        return StepSize(
+            self.decodes, self.prefill + count, self.keys, self.pairs + pairs,
+            self.stows, self.fetches, back,
+        )  # fmt: skip
 
 
 class Prices(Protocol):

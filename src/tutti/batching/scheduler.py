@@ -243,6 +243,17 @@ class Scheduler:
             ready_slots.append((slot, sequence, columns.history[slot, : columns.known[slot]]))
         return ready_slots
 
+    def admits_next(self) -> bool:
+        """Tell whether the next in line may get a slot, where there are no prefixes or windows.
+
+        Pages that are free, less those that are promised, become no more while others decode.
+        """
+        if not self.waiting or not self.slots.num_free:
+            return False
+        sequence = self.waiting[0]
+        need = self.settings.most_pages(len(sequence.tokens))
+        return sequence.finish is not None or self._filling.has_room(need)
+
     def skip(self, steps: int) -> None:
         """Count steps that were not made one by one (see `leap`)."""
         self._steps += steps
@@ -272,13 +283,16 @@ class Scheduler:
         """Let those leave whose last token came."""
         columns = self.slots
         over = (ends != 0) | (columns.known[slots] >= columns.limit[slots])
-        for slot, end in zip(slots[over].tolist(), ends[over].tolist(), strict=True):
+        for row in over.nonzero()[0].tolist():
+            slot, end = int(slots[row]), int(ends[row])
             sequence = columns.held[slot]
             assert sequence is not None
             sequence.finish = {STOPS: Finish.STOP, FAILS: Finish.FAILED}.get(end, Finish.LENGTH)
             columns.leaving[slot] = ENDED
         # prompts alone: nothing is sampled
-        bare = flown[(columns.limit == columns.prompt)[flown]]
+        bare = flown[columns.limit[flown] == columns.prompt[flown]]
+        if not len(bare):
+            return
         done = (columns.stored[bare] >= columns.goal[bare]) & (columns.leaving[bare] == STAYS)
         for slot in bare[done].tolist():
             sequence = columns.held[slot]
@@ -326,7 +340,7 @@ class Scheduler:
         for slot, tokens in guesses.items():
             known = int(columns.known[slot])
             columns.history[slot, known : known + len(tokens)] = tokens
-        ones = int((queries == 1).sum())
+        ones = int(np.count_nonzero(queries == 1))
         own, at = slots[:ones], starts[:ones]
         first = np.where(columns.known[own] > at, columns.history[own, at], LAST)
         rest = [

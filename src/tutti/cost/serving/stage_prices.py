@@ -156,7 +156,8 @@ class StagePrices:
             return 0.0
         tokens, samples = self._filled(load)
         total = _at(tokens, self._products) + self._fixed_s
-        total += sum(part.seconds(load) for part in self._attention)
+        for part in self._attention:
+            total += part.seconds(load)
         if self._head is not None and load.samples:
             total += _at(samples, self._head)
         return total
@@ -164,6 +165,8 @@ class StagePrices:
     def move_seconds(self, load: StepLoad, page_size: int) -> float:
         """Return the seconds in which pages move to the host and back, each chip its own part."""
         host = self.pool.node.host
+        if not (load.stows or load.fetches):
+            return 0.0
         moved = (load.stows + load.fetches) * page_size * self.token_bytes
         ways = (load.stows > 0) + (load.fetches > 0)
         return moved / host.device_bandwidth + ways * host.device_latency_s

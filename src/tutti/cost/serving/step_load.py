@@ -71,6 +71,12 @@ def _pairs(starts: np.ndarray, queries: np.ndarray, window: int | None) -> float
     return float((np.maximum(0.0, (first + end) / 2.0 * inside) + beyond * window).sum())
 
 
+def chunk_pairs(start: int, queries: int) -> float:
+    """Return how many keys a chunk's queries look at behind so many tokens."""
+    first = start + 1.0
+    return (first + (first + queries - 1.0)) / 2.0 * queries
+
+
 def decode_load(batch: int, context: float, windows: Windows) -> StepLoad:
     """Return a step of `batch` decodes whose sequences have so many tokens."""
     keys = tuple(batch * (context if w is None else min(context, w)) for w in windows)

@@ -181,7 +181,7 @@ class _Run:
             if sooner is not None:
                 lane.due = self._push(sooner, STEP, (engine, lane))
             return
-        if lane.step is not None:
+        if lane.under_way:
             return
         if engine.next_free() > now + 1e-12:
             self._push(engine.next_free(), READY, (engine, lane))

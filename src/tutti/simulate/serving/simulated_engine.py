@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from tutti.batching import Request, Scheduler
 from tutti.batching.events import Tokens
-from tutti.batching.repeated_decodes import ahead, leap
+from tutti.batching.repeated_decodes import NOTHING, Ahead, ahead, leap
 from tutti.batching.request import Sequence
 from tutti.batching.router import PROMPT_WEIGHT
 from tutti.batching.step import Step
 from tutti.cost.serving.engine_prices import EnginePrices
-from tutti.cost.serving.step_load import StepLoad, load_of
+from tutti.cost.serving.step_load import StepLoad, chunk_pairs, load_of
 
 F64 = NDArray[np.float64]
 TOKEN = 1  # what every step samples
@@ -40,6 +40,23 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
+class AlikeSteps:
+    """Steps of one of several lanes that its scheduler is told of when all of them are over."""
+
+    left: Ahead
+    begun: int = 0
+
+    def next_load(self) -> StepLoad:
+        """Return the next step: it reads as many keys more as it has rows."""
+        left, rows = self.left, self.left.rows
+        keys, pairs = float(left.keys + self.begun * rows), 0.0
+        if left.chunk:
+            pairs = chunk_pairs(left.start + self.begun * left.chunk, left.chunk)
+        self.begun += 1
+        return StepLoad(rows + left.chunk, rows, rows, (keys,), (pairs,))
+
+
+@dataclass(slots=True, eq=False)
 class Lane:
     """A scheduler and the step of it that is under way."""
 
@@ -49,6 +66,10 @@ class Lane:
     silent: dict[int, Job] = field(default_factory=dict)  # by sequence: no token has come
     step: Step | None = None
     ends: F64 | None = None  # of steps that are alike, which are made at once
+    several: Ahead = NOTHING  # these
+    alike: AlikeSteps | None = None  # of several lanes: which are made one by one
+    under_way: bool = False  # a step passes the stages
+    settled: bool = False  # it is one of those that are alike, and the scheduler knows its tokens
     due: int = 0  # the number of the event that ends what is under way
     began_s: float = 0.0  # the step that is under way; of steps that are alike, the last
     late: list[tuple[Job, Request]] = field(default_factory=list)  # since the next step was made
@@ -99,6 +120,7 @@ class SimulatedEngine:
     def take(self, job: Job, tokens: tuple[int, ...], most_new: int, now: float) -> Lane:
         """Give a request to the lane that has least to do."""
         lane = min(self.lanes, key=lambda lane: lane.work)
+        self._settle(lane)
         request = Request(id=job.index, prompt=tokens, most_new=most_new)
         work = len(tokens) * PROMPT_WEIGHT + most_new
         lane.jobs[job.index] = (job, work)
@@ -124,14 +146,23 @@ class SimulatedEngine:
     def _leaps(self) -> bool:
         return len(self.lanes) == 1 and self._windows == (None,)
 
+    @property
+    def _repeats(self) -> bool:
+        return len(self.lanes) > 1 and self._windows == (None,)
+
     def begin(self, lane: Lane, now: float) -> TimedStep | None:
         """Start a lane's next step, or many that are alike; None if it has nothing to do."""
         while lane.late and lane.late[0][0].came_s <= lane.began_s:
             _enter(lane, *lane.late.pop(0))
-        if self._leaps and not lane.silent and not lane.late:
+        if self._leaps and not lane.late:
             several = ahead(lane.scheduler)
             if several.steps > 1:
-                return self._begin_leap(lane, now, several.steps, several.rows, several.keys)
+                return self._begin_leap(lane, now, several)
+        if self._repeats:
+            if lane.alike is None and (left := ahead(lane.scheduler, prompts=True)).steps > 1:
+                lane.alike = AlikeSteps(left)
+            if lane.alike is not None:
+                return self._passed(lane, now, lane.alike.next_load())
         step = lane.scheduler.next_step()
         if step is None and lane.late:  # nothing was under way any more when they came
             while lane.late:
@@ -144,7 +175,13 @@ class SimulatedEngine:
             job = lane.silent.get(beginning.sequence.id)
             if job is not None and job.began_s < 0:
                 job.began_s = now
-        load = load_of(step, self._windows, imports=self.prices.imports)
+        timed = self._passed(lane, now, load_of(step, self._windows, imports=self.prices.imports))
+        self._note_pages(lane)
+        return timed
+
+    def _passed(self, lane: Lane, now: float, load: StepLoad) -> TimedStep:
+        """Let a step pass the stages."""
+        lane.under_way = True
         ends, begins = now, now
         seconds = self.prices.stage_seconds(load)
         wires = (*self.prices.wire_seconds(load), 0.0)
@@ -161,18 +198,18 @@ class SimulatedEngine:
         used.rows += load.rows
         used.stowed_pages += load.stows
         used.fetched_pages += load.fetches
-        self._note_pages(lane)
         return TimedStep(self.number, lane.number, begins, ends, load.tokens, load.rows)
 
-    def _begin_leap(self, lane: Lane, now: float, steps: int, rows: int, keys: int) -> TimedStep:
+    def _begin_leap(self, lane: Lane, now: float, several: Ahead) -> TimedStep:
         """Time steps that are alike: each reads as many keys more as it has rows."""
+        steps, rows, keys = several.steps, several.rows, several.keys
 
         def seconds(keys: float) -> float:
             return self.prices.step_seconds(StepLoad(rows, rows, rows, (keys,), (0.0,)))
 
         first, second = seconds(keys), seconds(keys + rows)
         count = np.arange(1, steps + 1)
-        self._leapt = now
+        self._leapt, lane.several = now, several
         lane.ends = now + first * count + (second - first) * (count * (count - 1) / 2.0)
         return TimedStep(self.number, 0, now, float(lane.ends[-1]), rows * steps, rows * steps)
 
@@ -193,7 +230,8 @@ class SimulatedEngine:
         steps = len(lane.ends)
         lane.began_s = float(lane.ends[-2]) if steps > 1 else self._leapt
         lane.ends = None
-        used, rows = self.used, leap(lane.scheduler, steps, TOKEN)
+        used, rows = self.used, lane.several.rows
+        leap(lane.scheduler, lane.several, steps, TOKEN)
         used.steps += steps
         used.tokens += rows * steps
         used.rows += rows * steps
@@ -202,6 +240,14 @@ class SimulatedEngine:
         whole = now - self._leapt
         for stage, part in enumerate(parts):
             used.busy_s[stage] += whole * part / sum(parts)
+        self._note_pages(lane)
+
+    def _settle(self, lane: Lane) -> None:
+        """Let a lane's scheduler know of the steps that were alike; one may be under way."""
+        if lane.alike is None:
+            return
+        leap(lane.scheduler, lane.alike.left, lane.alike.begun, TOKEN)
+        lane.alike, lane.settled = None, lane.under_way
         self._note_pages(lane)
 
     def _note_pages(self, lane: Lane) -> None:
@@ -213,6 +259,14 @@ class SimulatedEngine:
         """Take the tokens of a lane's step; return the jobs that ended with it."""
         if lane.ends is not None:
             self._end_leap(lane, now)
+            return []
+        lane.under_way = False
+        if lane.alike is not None:
+            if lane.alike.begun == lane.alike.left.steps:
+                self._settle(lane)
+            return []
+        if lane.settled:
+            lane.settled = False
             return []
         step = lane.step
         assert step is not None

@@ -173,6 +173,25 @@ def test_several_steps_under_way_fill_the_stages():
     assert min(two.engines[0].stage_use) > min(one.engines[0].stage_use)
 
 
+@pytest.mark.parametrize("rate", [3.0, 12.0, None], ids=["few", "many", "at once"])
+def test_steps_of_lanes_that_are_alike_change_nothing(monkeypatch, rate):
+    plan = _staged(3)
+    (pipeline,) = plan.pipelines
+    assert pipeline.engine is not None
+    engine = replace(pipeline.engine, chunk=45, pages=300)
+    plan = replace(plan, pipelines=(replace(pipeline, engine=engine),))
+    traffic = replace(CHAT, requests_per_s=rate)
+    deployment = Deployment.of(plan)
+    requests = draw(traffic, 60, seed=4)
+    alike = simulate_serving(deployment, requests, keep_steps=10_000)
+    monkeypatch.setattr(simulated_engine.SimulatedEngine, "_repeats", property(lambda self: False))
+    each = simulate_serving(deployment, requests, keep_steps=10_000)
+    assert alike.steps == each.steps
+    assert (alike.first_s == each.first_s).all()
+    assert (alike.whole_s == each.whole_s).all()
+    assert alike.engines == each.engines
+
+
 def test_shared_prefixes_save_prefill():
     traffic = replace(CHAT, prompt=replace(CHAT.prompt, mean=600, sigma=0.0), requests_per_s=20.0)
     plain = draw(traffic, 16)
