@@ -45,7 +45,7 @@ def test_quickstart(tmp_path: Path, pair: Path) -> None:
         "BUDGET": "4s",
         "BATCH": "4",
         "SEQUENCES": "48",
-        "SPACE": "--tp-max 1 --schedule 1f1b --shard 1",
+        "SPACE": "--tp-max 1 --schedule 1f1b --shard 1 --max-stages 2",
         "CLUSTER": str(pair),
     }
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import traceback
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.support.rank_pool import IMPORTS
 from tutti.nn.parallel.groups import Pending, Ready
 
 
@@ -96,10 +98,13 @@ class _All:
 
 def run_processes(function: Callable[[int], Any], count: int, folder: Path) -> list[Any]:
     """Return what the function (of a module) gives in each of `count` processes."""
+    context = multiprocessing.get_context("forkserver")  # imports once for all processes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_entry, (function, count, port, str(folder)), nprocs=count)
+    context.set_forkserver_preload(list(IMPORTS))
+    start = (function, count, port, str(folder))
+    mp.start_processes(_entry, start, nprocs=count, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
 
 

@@ -21,7 +21,10 @@ from tutti.launch.secret import Secret
 from tutti.ranks.standing_processes import RankError, StandingRanks
 
 SECRET = Secret(b"what the ranks of tests know of each other")
-_IMPORTS = ("tutti.train.sync.comm_links", "tutti.train.engine.engine", "tests.support.training")
+IMPORTS = (
+    "tutti.train.sync.comm_links", "tutti.train.engine.engine", "tutti.serve",
+    "tests.support.training",
+)  # fmt: skip
 
 
 class RankPool:
@@ -90,7 +93,7 @@ class RankPool:
             self._store = dist.TCPStore(
                 "127.0.0.1", 0, None, is_master=True, wait_for_workers=False
             )
-            self._ranks = StandingRanks(self.size, imports=_IMPORTS)
+            self._ranks = StandingRanks(self.size, imports=IMPORTS)
         return self._ranks
 
     def close(self) -> None:

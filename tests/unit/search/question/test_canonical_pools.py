@@ -57,7 +57,7 @@ def test_a_split_pool_is_planned_as_one_and_given_back_as_two():
         make_problem("llama-3.2-1b", c, sequence_length=1024, global_batch=24)
         for c in (cluster, split, replace(cluster, pools=cluster.pools[::-1]))
     ]
-    few = Effort(last_mile=250_000)
+    few = Effort(last_mile=100_000)
     results = [plan(problem, compare=False, effort=few) for problem in problems]
     steps = [result.best.step_seconds for result in results]
     assert steps[1:] == pytest.approx(steps[:1] * 2, rel=3e-3)
