@@ -29,10 +29,7 @@ class StepSize(NamedTuple):
         """Return the size with another row, of so many tokens behind so many that are stored."""
         pairs = count * start + count * (count + 1) // 2
         back = self.back + (start > 0)
-        return StepSize(
-            self.decodes, self.prefill + count, self.keys, self.pairs + pairs,
-            self.stows, self.fetches, back,
-        )  # fmt: skip
+        return self._replace(prefill=self.prefill + count, pairs=self.pairs + pairs, back=back)
 
 
 class Prices(Protocol):
