@@ -149,9 +149,9 @@ class Search:
         for inside in NARROWER:
             if self.simulator.instructions > budget:
                 return
-            if any(inside(known) for known in self.looked_at):
+            if any(inside(known.chains) for known in self.looked_at):
                 continue
-            likely = sorted(filter(inside, left), key=self._promise)
+            likely = sorted((c for c in left if inside(c.chains)), key=self._promise)
             for candidate in likely[: THRESHOLDS.most_tried]:
                 if (
                     self._promise(candidate) > THRESHOLDS.explored_within * best.value
@@ -258,6 +258,27 @@ class Search:
             better = polish.improved(simulated.copies, simulated)
             if better is not simulated:
                 self._take(better, simulated.key, simulated.copies)
+        self._improve_narrower(of_candidates[self.effort.improved :])
+
+    def _improve_narrower(self, behind: list[SimulatedDraft]) -> None:
+        """Take small steps from the best of each part of the space that has none among the best.
+
+        A question that is narrowed to it would take them.
+        """
+        best = self.ranked.best
+        if best is None or not self.bound or not self.effort.is_wide(best.seconds, self.bound):
+            return
+        work = self.effort.improvement(self.problem.num_chips)
+        taken: list[SimulatedDraft] = []
+        for inside in NARROWER:
+            likely = (d for d in behind if inside([part.chain for part in d.copies]))
+            first = next(likely, None)
+            if first is None or first in taken:
+                continue
+            taken.append(first)
+            better = Polish(self.simulator, work).improved(first.copies, first)
+            if better is not first:
+                self._take(better, first.key, first.copies)
 
     def _polish(self) -> None:
         """Try what the coarse model does not tell apart: other places of the same strategy.
@@ -322,32 +343,6 @@ def proven_best(search: Search, ranked: RankedDrafts) -> tuple[ProvenPlan, Prove
         return best, None
     made, estimate = whole[1]
     return best, ProvenPlan(plan=made, estimate=estimate, summary=summary_of(made))
-
-
-def different_starts(
-    search: Search, known: list[tuple[Plan, Estimate]]
-) -> list[tuple[Plan, Estimate]]:
-    """Return the best plan and the best ones of other shapes, for a local search to start from."""
-    starts = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
-    shapes = {_shape_of(plan) for plan, _ in starts}
-    limit = THRESHOLDS.starts_within * search.plan_worth(*starts[0])
-    for other in search.ranked.drafts:
-        if len(starts) == THRESHOLDS.most_starts or other.value > limit:
-            break
-        plan = search.simulator.plan_of(other.draft)
-        shape = _shape_of(plan)
-        if shape not in shapes:
-            shapes.add(shape)
-            starts.append((plan, search.simulator.price(plan)))
-    return starts
-
-
-def _shape_of(plan: Plan) -> object:
-    """Return what a local search hardly changes: which pools compute in how many stages."""
-    return frozenset(
-        tuple((stage.chips.pools, stage.num_replicas) for stage in pipeline.stages)
-        for pipeline in plan.pipelines
-    )
 
 
 def search_parts(search: Search) -> Search:

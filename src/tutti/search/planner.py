@@ -19,7 +19,7 @@ from tutti.search.answer.restore import restored_result
 from tutti.search.answer.result import Alone, ProvenPlan, Pruned, SearchResult
 from tutti.search.answer.uniform_baseline import best_uniform
 from tutti.search.bound.lower_bound import lower_bound
-from tutti.search.candidate_loop import Search, different_starts, proven_best, search_parts
+from tutti.search.candidate_loop import Search, proven_best, search_parts
 from tutti.search.improve.plan_search import PlanSearch
 from tutti.search.pricing.money_and_energy import spending_of
 from tutti.search.pricing.objective import value_bound
@@ -156,7 +156,8 @@ def _improved(
     refundable = int(THRESHOLDS.refunded_share * budget)
     local = PlanSearch(search.simulator, search.seconds_worth, refundable)
     known = [(s.plan, s.estimate) for s in (best, runner_up) if s is not None]
-    starts = different_starts(search, known) if budget >= THRESHOLDS.several_starts else known[:1]
+    most = min(THRESHOLDS.most_starts, 1 + budget // THRESHOLDS.per_start)
+    starts = _different_starts(search, known, most)
     reached = starts
     for keep, share in (
         (len(starts), THRESHOLDS.first_share),
@@ -178,6 +179,34 @@ def _improved(
     if second is not None:
         runner_up = ProvenPlan(plan=second[0], estimate=second[1], summary=summary_of(second[0]))
     return search.simulator.prove(plan, reached_estimate, summary_of(plan)), runner_up
+
+
+def _different_starts(
+    search: Search,
+    known: list[tuple[Plan, Estimate]],
+    most: int,
+) -> list[tuple[Plan, Estimate]]:
+    """Return the best plan and the best ones of other shapes, for a local search to start from."""
+    starts = sorted(known, key=lambda pair: search.plan_worth(*pair))[:1]
+    shapes = {_shape_of(plan) for plan, _ in starts}
+    limit = THRESHOLDS.starts_within * search.plan_worth(*starts[0])
+    for other in search.ranked.drafts:
+        if len(starts) >= most or other.value > limit:
+            break
+        plan = search.simulator.plan_of(other.draft)
+        shape = _shape_of(plan)
+        if shape not in shapes:
+            shapes.add(shape)
+            starts.append((plan, search.simulator.price(plan)))
+    return starts
+
+
+def _shape_of(plan: Plan) -> object:
+    """Return what a local search hardly changes: which pools compute in how many stages."""
+    return frozenset(
+        tuple((stage.chips.pools, stage.num_replicas) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
 
 
 def _exported(problem: Problem) -> Callable[[Plan], bool] | None:

@@ -45,6 +45,9 @@ class Thresholds:
     larger_sequences: tuple[int, ...] = _threshold(
         (32, 64, 128, 256), "sequences", "of small models: products of few rows are slow"
     )
+    local_sequences: int = _threshold(
+        64, "sequences", "up to here a local search tries any number; the bound looks at each"
+    )
     boundary_numbers: int = _threshold(
         2**28, "numbers between two blocks", "of a micro-batch: beyond it products gain no more"
     )
@@ -205,7 +208,7 @@ class Thresholds:
         1.4, "× the best", "a worse promise: no small steps lead from there to a better plan"
     )
     most_starts: int = _threshold(5, "plans", "of different shapes that a local search starts from")
-    starts_within: float = _threshold(1.15, "× the best", "worse starts do not catch up")
+    starts_within: float = _threshold(1.2, "× the best", "worse starts do not catch up")
     unfit: float = _threshold(
         1.05, "× the promise", "held against a kind of which one did not fit after all"
     )
@@ -222,8 +225,8 @@ class Thresholds:
     near_ranges: int = _threshold(4, "unit ranges", "over which a unit is handed on")
 
     # --- local search on plans
-    several_starts: int = _threshold(
-        200_000, "instructions", "a smaller local search starts from the best plan alone"
+    per_start: int = _threshold(
+        400_000, "instructions", "of a local search for each start beside the best plan"
     )
     first_share: float = _threshold(
         0.08, "of the work that is left", "for each start, to see which of them lead on"

@@ -39,7 +39,7 @@ def likely(search: Search) -> list[Candidate]:
     best = search.ranked.best
     assert best is not None
     inside = NARROWER[2]
-    chosen = list(filter(inside, candidates()))[:4]
+    chosen = [one for one in candidates() if inside(one.chains)][:4]
     return [replace(one, value=best.value * (1.0 + 0.01 * i)) for i, one in enumerate(chosen)]
 
 

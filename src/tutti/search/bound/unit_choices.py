@@ -85,7 +85,7 @@ def ways_of(tables: Tables) -> Ways | None:
             for tp in problem.tensor_degrees(pool)
             for cp in problem.all_context_degrees()
             for ep in problem.expert_degrees()
-            for b in problem.all_sequence_counts()
+            for b in problem.local_sequence_counts()
             if tp * cp <= pool.num_chips
         ]
         tables.prepare(configs)

@@ -23,6 +23,7 @@ from tutti.plan.plan import Pipeline, Plan
 from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.plan.wide_units import chosen_wide_units, with_wide_units
 from tutti.schedule.check import check_schedule
+from tutti.search.improve.batch_moves import BATCH_MOVES
 from tutti.search.improve.least_time import LeastTime
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
 from tutti.search.improve.stage_loads import Loads
@@ -34,12 +35,12 @@ from tutti.simulate.estimate import Estimate
 
 # In the order in which they are tried: much for little work first.
 MOVES = {
-    name: (PLAN_MOVES | STAGE_MOVES)[name]
+    name: (PLAN_MOVES | STAGE_MOVES | BATCH_MOVES)[name]
     for name in (
         "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
-        "schedule", "order", "experts", "sharding", "recompute", "warm-up of stages", "flags",
-        "fewer stages", "offload", "idle chips", "recompute at all", "offload at all",
-        "wide blocks",
+        "schedule", "sizes", "copies", "order", "experts", "sharding", "recompute", "sequences",
+        "joined", "warm-up of stages", "flags", "places", "fewer stages", "shard shares", "offload",
+        "idle chips", "order times", "recompute at all", "offload at all", "wide blocks",
     )
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ Each is tried for one stage (where its replicas differ, for one of them) and for
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,32 +34,35 @@ AMOUNTS = ("one fewer", "one more", "none", "all", "half")
 Alter = Callable[[Replica, Stage], Replica | None]
 
 
-def _applied(plan: Plan, alter: Alter) -> Moves:
+def _applied(here: Here, alter: Alter) -> Moves:
     """Yield the plan with all stages altered, with each of them, and each replica of unlike ones.
 
-    All together come first: they change most.
+    All together come first: they change most. Of the others those of busy stages.
     """
+    plan = here.plan
     whole: Plan | None = plan
-    single: list[Plan] = []
+    single: list[tuple[float, Plan]] = []
     stages = 0
     for p, s, stage in plan.stages():
         stages += 1
         altered = [alter(replica, stage) for replica in stage.replicas]
+        busy = here.loads.seconds.get((p, s), 0.0)
         if len(altered) > 1:
             for r, replica in enumerate(altered):
                 if replica is not None and replica != stage.replicas[r]:
-                    single.append(with_replica(plan, (p, s, r), replica))
+                    single.append((busy, with_replica(plan, (p, s, r), replica)))
         kept = tuple(replica for replica in altered if replica is not None)
         if len(kept) < len(altered):
             whole = None
             continue
         changed = replace(stage, replicas=kept)
         if changed != stage:
-            single.append(with_stage(plan, p, s, changed))
+            single.append((busy, with_stage(plan, p, s, changed)))
         whole = None if whole is None else with_stage(whole, p, s, changed)
     if stages > 1:
         yield whole
-    yield from single
+    single.sort(key=operator.itemgetter(0), reverse=True)
+    yield from (moved for _, moved in single)
 
 
 def _flagged(replica: Replica, length: int) -> Replica:
@@ -79,7 +83,7 @@ def degree_moves(here: Here) -> Moves:
     for factor in FACTORS:
         ways: list[Moves] = []
         for more, less in itertools.permutations(AXES, 2):
-            ways.append(_applied(plan, partial(_resplit, plan, factor, more, less)))
+            ways.append(_applied(here, partial(_resplit, plan, factor, more, less)))
             if "count" in (more, less):
                 ways.append(_other_widths(plan, factor, more, less))
         for moves in itertools.zip_longest(*ways):
@@ -135,21 +139,20 @@ def _other_widths(plan: Plan, factor: int, more: str, less: str) -> Moves:
 
 def flag_moves(here: Here) -> Moves:
     """Carry tensor and context parallelism out otherwise."""
-    plan = here.plan
 
     def sequence_parallel(replica: Replica, _: Stage) -> Replica:
         flag = replica.tp > 1 and not replica.sequence_parallel
         return replace(replica, sequence_parallel=flag)
 
-    yield from _applied(plan, sequence_parallel)
+    yield from _applied(here, sequence_parallel)
     for chunks in CHUNKS:
         yield from _applied(
-            plan,
+            here,
             lambda r, _, n=chunks: replace(r, tp_overlap_chunks=n if r.tp > 1 else 1),  # type: ignore[misc]
         )
     for kind in ContextKind:
         yield from _applied(
-            plan,
+            here,
             lambda r, _, k=kind: replace(r, context_kind=k if r.cp > 1 else ContextKind.RING),  # type: ignore[misc]
         )
 
@@ -172,7 +175,7 @@ def recompute_moves(here: Here, *, remedied: bool = True) -> Moves:
             both = (wanted, rest) if full else (rest, wanted)
             return replace(replica, recompute=Recompute(full=both[0], selective=both[1]))
 
-        yield from _applied(here.plan, alter)
+        yield from _applied(here, alter)
 
 
 def offload_moves(here: Here, *, remedied: bool = True) -> Moves:
@@ -189,7 +192,7 @@ def offload_moves(here: Here, *, remedied: bool = True) -> Moves:
             wanted = _amount(named, stage, model.num_layers, amount)
             return replace(replica, offload=replace(replica.offload, **{name: wanted}))
 
-        yield from _applied(here.plan, alter)
+        yield from _applied(here, alter)
 
 
 def _has_remedies(replica: Replica) -> bool:

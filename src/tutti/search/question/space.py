@@ -150,6 +150,15 @@ class Problem:
             others |= {*range(size // 2 + step, 1 + min(size, batch, self._most_sequences()), step)}
         return tuple(sorted(others))
 
+    def local_sequence_counts(self) -> tuple[int, ...]:
+        """Return all that a local search may choose, and the bound knows: every size up to 64."""
+        counts = self.all_sequence_counts()
+        if self.space.sequences is not None or self.model.num_experts:
+            return counts
+        usual = THRESHOLDS.usual_sequences[-1]
+        most = min(THRESHOLDS.local_sequences, self.job.global_batch, self._most_sequences())
+        return tuple(sorted({*counts, *range(usual + 1, 1 + most)}))
+
     def _most_sequences(self) -> int:
         """Return with how many sequences products gain nothing more from a larger micro-batch."""
         numbers = self.job.sequence_length * self.model.hidden

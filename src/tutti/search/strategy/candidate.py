@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tutti.search.cutting.build_draft import PipelineCopies
@@ -72,9 +72,9 @@ class Candidate:
 
 
 # Parts of every space that a question may be narrowed to: what is best there is feasible here.
-NARROWER: tuple[Callable[[Candidate], bool], ...] = (
-    lambda candidate: all(chain.schedule.virtual == 1 for chain in candidate.chains),
-    lambda candidate: all(chain.shard <= 1 for chain in candidate.chains),
-    lambda candidate: all(len({c.pool for c in chain.configs}) == 1 for chain in candidate.chains),
-    lambda candidate: all(c.width <= 2 for chain in candidate.chains for c in chain.configs),
+NARROWER: tuple[Callable[[Sequence[Chain]], bool], ...] = (
+    lambda chains: all(chain.schedule.virtual == 1 for chain in chains),
+    lambda chains: all(chain.shard <= 1 for chain in chains),
+    lambda chains: all(len({c.pool for c in chain.configs}) == 1 for chain in chains),
+    lambda chains: all(c.width <= 2 for chain in chains for c in chain.configs),
 )

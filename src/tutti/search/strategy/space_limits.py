@@ -83,7 +83,7 @@ def plan_keeps(plan: Plan, problem: Problem) -> bool:
 def plan_in_space(plan: Plan, problem: Problem) -> bool:
     """Tell whether every field of a plan, degrees and remedies too, is in the problem's space."""
     space = problem.space
-    counts = problem.all_sequence_counts()
+    counts = problem.local_sequence_counts()
     for _, _, stage in plan.stages():
         for replica in stage.replicas:
             pool = problem.cluster.pool(replica.chips.pools[0])

@@ -142,8 +142,8 @@ def test_every_narrower_part_is_looked_at_where_the_gap_is_wide():
     search.run()
     best = min(candidate.value for candidate in offered)
     for inside in NARROWER:
-        near = [c for c in offered if inside(c) and c.value < best]
-        assert any(map(inside, search.looked_at)) or not near
+        near = [c for c in offered if inside(c.chains) and c.value < best]
+        assert any(inside(c.chains) for c in search.looked_at) or not near
     close = Search(Tables(problem), replace(Effort(), candidates=1, most_candidates=1), bound=1e3)
     close.run()
     assert len(close.looked_at) < len(search.looked_at)
