@@ -5,12 +5,15 @@ Verbs import what they need when they run, so that `tutti --help` stays instant.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from tutti.cli import (
     accelerator,
@@ -45,6 +48,8 @@ from tutti.cli.serve import serve
 from tutti.cli.shared import terminal
 from tutti.cli.verbs import LoopGroup
 from tutti.errors import TuttiError
+
+COMPLETION = "_TUTTI_COMPLETE"  # set by shells that want to know how a line may go on
 
 app = typer.Typer(
     name="tutti",
@@ -118,12 +123,34 @@ def _said(error: OSError) -> str:
     return f"cannot {'write' if readable else 'read'} {path}: permission denied"
 
 
+def _of_verb(arguments: Sequence[str]) -> typer.Typer:
+    """Return the application with the verb alone that comes first; without one, as it is.
+
+    typer reads the options of every verb that it knows before it runs one.
+    """
+    wanted = arguments[0] if arguments else ""
+    commands = [each for each in app.registered_commands if _name(each) == wanted]
+    groups = [each for each in app.registered_groups if each.name == wanted]
+    if len(commands) + len(groups) != 1 or COMPLETION in os.environ:
+        return app
+    alone = copy.copy(app)
+    alone.registered_commands, alone.registered_groups = commands, groups
+    return alone
+
+
+def _name(command: CommandInfo) -> str:
+    if command.name is not None:
+        return command.name
+    return get_command_name(command.callback.__name__) if command.callback is not None else ""
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a TuttiError is one line on standard error."""
     terminal.prepare()
     try:
         try:
-            app(args=list(arguments) if arguments is not None else None, prog_name="tutti")
+            given = sys.argv[1:] if arguments is None else list(arguments)
+            _of_verb(given)(args=given, prog_name="tutti")
         finally:
             sys.stdout.flush()  # while there is still someone to say that it fails
     except TuttiError as error:
