@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from tutti.elastic.messages import Death, Report, Seat, Source, Status
+from tutti.elastic.messages import Death, Report, Seat, Source, Standing, Status
 
 MOST_NAMED = 4  # losses
 SAME_FAULTS = 3  # so often at one step and instruction: it would come for ever
@@ -115,3 +117,45 @@ def giving_chips(source: Source, hosts: Sequence[tuple[str, Host]], ranks: Set[s
             far.append(chips[0])
     far = [*(chip for chip in source.copies if chip not in near), *far]
     return [chip for chip in dict.fromkeys((*source.holders, *far)) if chip not in ranks]
+
+
+def new_faults(status: Status, known: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Return the deaths that a host tells of for the first time."""
+    old = {fault[:3] for fault in known}
+    return tuple(
+        (report.chip, status.incarnation, death.process, death.step, death.instruction)
+        for report in status.reports
+        for death in report.deaths
+        if (report.chip, status.incarnation, death.process) not in old
+    )
+
+
+def all_are(
+    first: Sequence[Report], seats: Sequence[Seat], hosts: Mapping[str, Host], generation: int,
+    standings: Set[Standing],
+) -> bool:  # fmt: skip
+    """Tell whether all seats, of which none is lost, are in a generation with such a standing.
+
+    `first` are reports to begin with: thousands of hosts tell it one after the other, and for most
+    of them no other need be looked at.
+    """
+
+    def are(report: Report | None) -> bool:
+        return (
+            report is not None and report.generation == generation and report.standing in standings
+        )
+
+    if not first or not all(map(are, first)):
+        return False
+    alone = len(first) < len(seats)
+    return not alone or all(are(hosts[seat.host].report(seat.chip)) for seat in seats)
+
+
+_Entry = TypeVar("_Entry", bound=tuple[Any, ...])
+
+
+def with_entry(entries: tuple[_Entry, ...], entry: _Entry) -> tuple[_Entry, ...]:
+    """Return entries, whose first are names in their order, with one in its name's place."""
+    at = bisect.bisect_left(entries, entry[0], key=lambda known: known[0])
+    known = at < len(entries) and entries[at][0] == entry[0]
+    return (*entries[:at], entry, *entries[at + known :])

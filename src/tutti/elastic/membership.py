@@ -17,6 +17,7 @@ There is no clock here: that a host is silent, or that waiting was long enough, 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from tutti.elastic.events import (
@@ -39,6 +40,7 @@ from tutti.elastic.events import (
 from tutti.elastic.hosts import (
     Fault,
     Host,
+    all_are,
     came_back,
     copy_addresses,
     failure,
@@ -46,7 +48,9 @@ from tutti.elastic.hosts import (
     how_it_ended,
     loss,
     named,
+    new_faults,
     seat_on,
+    with_entry,
 )
 from tutti.elastic.messages import Order, Report, Seat, Source, Standing, Status
 
@@ -78,7 +82,7 @@ class Membership:
 
     def host(self, name: str) -> Host | None:
         """Return a host by its name."""
-        at = bisect.bisect_left(self.hosts, name, key=_name)
+        at = bisect.bisect_left(self.hosts, name, key=lambda known: known[0])
         entry = self.hosts[at] if at < len(self.hosts) else None
         return entry[1] if entry is not None and entry[0] == name else None
 
@@ -125,17 +129,19 @@ class Membership:
         if taken is None:
             return self, ()
         moved, instructions = taken, list[Instruction]()
+        # where the event is of one host, and nothing has followed from it, all others are as before
+        only = event.status.host if isinstance(event, Heard) and taken.order == self.order else ""
         while True:
-            following, more = moved._next()
+            following, more = moved._next(only)
             instructions += more
             if following is moved:
                 break
-            moved = following
+            moved, only = following, ""
         if moved.phase is not self.phase or moved.generation != self.generation:
             instructions.append(Decided(moved.generation, moved.phase, moved.why))
         if moved.phase is Phase.WAITING and self.phase is not Phase.WAITING:
             instructions.append(StartWaiting(moved.why))
-        moved, sends = moved._tell()
+        moved, sends = moved._tell(only)
         return moved, (*instructions, *sends)
 
     # --- what an event says ------------------------------------------------------------------
@@ -167,22 +173,12 @@ class Membership:
                 return self._give_up(why)
 
     def _heard(self, status: Status) -> Membership | None:
-        known = self.host(status.host)
-        if known is not None:
-            old = (known.status.incarnation, known.status.number)
-            if (status.incarnation, status.number) <= old:
-                return None  # late, or told twice
+        if self._is_late(status):
+            return None
         taken = self._with_host(status.host, Host(status=status))
         if status.order > self.order:  # an earlier controller got further than its log says
             taken = replace(taken, order=status.order + 1)
-        new = tuple(
-            (report.chip, status.incarnation, death.process, death.step, death.instruction)
-            for report in status.reports
-            for death in report.deaths
-            if not any(
-                f[:3] == (report.chip, status.incarnation, death.process) for f in self.faults
-            )
-        )
+        new = new_faults(status, self.faults)
         if not new:
             return taken
         taken = replace(taken, faults=(*taken.faults, *new))
@@ -195,11 +191,14 @@ class Membership:
             f"(the last on {last}: {how_it_ended(status, last)}); going on would repeat it"
         )
 
+    def _is_late(self, status: Status) -> bool:
+        """Tell whether a status is older than what is known, or told twice."""
+        host = self.host(status.host)
+        known = (-1, -1) if host is None else (host.status.incarnation, host.status.number)
+        return (status.incarnation, status.number) <= known
+
     def _with_host(self, name: str, host: Host) -> Membership:
-        at = bisect.bisect_left(self.hosts, name, key=_name)
-        known = at < len(self.hosts) and self.hosts[at][0] == name
-        hosts = (*self.hosts[:at], (name, host), *self.hosts[at + known :])
-        return replace(self, hosts=hosts)
+        return replace(self, hosts=with_entry(self.hosts, (name, host)))
 
     def _answered(self, event: Settled | Unsettled) -> Membership | None:
         if self.phase is not Phase.SETTLING or event.request != self.request:
@@ -237,10 +236,11 @@ class Membership:
 
     # --- where that leads ----------------------------------------------------------------------
 
-    def _next(self) -> tuple[Membership, tuple[Instruction, ...]]:
+    def _next(self, only: str) -> tuple[Membership, tuple[Instruction, ...]]:
+        """Return the state that follows, the same if none does; `only` that host has changed."""
         match self.phase:
             case Phase.ENTERING | Phase.RUNNING:
-                return self._watch(), ()
+                return self._watch(only), ()
             case Phase.LEAVING if self._all_left():
                 return self._ask()
             case Phase.LEAVING if self.gentle and None in map(self.seated, self.seats):
@@ -256,36 +256,36 @@ class Membership:
                 return self._ask()
         return self, ()
 
-    def _watch(self) -> Membership:
-        if losses := self._losses():
+    def _watch(self, only: str) -> Membership:
+        seats = [seat for seat in self.seats if not only or seat.host == only]
+        if losses := self._losses(seats):
             return self._leave(losses)
-        reports = [report for seat in self.seats if (report := self.seated(seat)) is not None]
-        for seat, report in zip(self.seats, reports, strict=True):
+        reports = [report for seat in seats if (report := self.seated(seat)) is not None]
+        for seat, report in zip(seats, reports, strict=True):
             host = self.host(seat.host)
             if (host is not None and host.status.draining) or self.is_drained(seat.chip):
                 return self._leave(f"{seat.chip} on host {seat.host} is to be left", gentle=True)
             if report.standing is Standing.IDLE and report.generation == self.generation:
                 return self._leave(f"rank {seat.rank} ({seat.chip}) lost the others")
-        lost = [d for d in self.donors if self.phase is Phase.ENTERING and self.seated(d) is None]
+        donors = [d for d in self.donors if not only or d.host == only]
+        lost = [d for d in donors if self.phase is Phase.ENTERING and self.seated(d) is None]
         if lost:
             return self._leave(loss(lost[0], self.host(lost[0].host)))
-        there = [report for report in reports if report.generation == self.generation]
-        if len(there) == len(reports) and there:
-            if all(r.standing is Standing.DONE for r in there):
-                return replace(
-                    self, phase=Phase.FINISHED, order=self.order + 1, why="all steps are made"
-                )
-            going = all(r.standing in (Standing.RUNNING, Standing.DONE) for r in there)
-            if going and self.phase is Phase.ENTERING:
-                # whoever was only waited for may go now, or let go of its state; and is told so
-                free = bool(self.donors) or any(host.status.draining for _, host in self.hosts)
-                return replace(self, phase=Phase.RUNNING, donors=(), order=self.order + free)
+        seated = self.seats, dict(self.hosts), self.generation
+        if all_are(reports, *seated, {Standing.DONE}):
+            over = replace(self, phase=Phase.FINISHED, order=self.order + 1)
+            return replace(over, why="all steps are made")
+        going = {Standing.RUNNING, Standing.DONE}
+        if self.phase is Phase.ENTERING and all_are(reports, *seated, going):
+            # whoever was only waited for may go now, or let go of its state; and is told so
+            free = bool(self.donors) or any(host.status.draining for _, host in self.hosts)
+            return replace(self, phase=Phase.RUNNING, donors=(), order=self.order + free)
         return self
 
-    def _losses(self) -> str:
+    def _losses(self, seats: Iterable[Seat]) -> str:
         """Return who of the seats is lost, and how; empty if nobody is."""
         return named(
-            [loss(seat, self.host(seat.host)) for seat in self.seats if self.seated(seat) is None]
+            [loss(seat, self.host(seat.host)) for seat in seats if self.seated(seat) is None]
         )
 
     def _has_left(self, seat: Seat) -> bool:
@@ -316,7 +316,7 @@ class Membership:
             if self._has_left(seat) and self.seated(seat) is not None
         )
         # who lost the others was heard of first; who was lost is known by now
-        why = (self.phase is Phase.LEAVING and self._losses()) or self.why
+        why = (self.phase is Phase.LEAVING and self._losses(self.seats)) or self.why
         reports = list(map(self.seated, (*self.seats, *self.donors)))
         faults = self.faults
         if self.phase is Phase.LEAVING and not self.gentle and None not in reports:
@@ -343,10 +343,9 @@ class Membership:
         if not self.order:
             return None
         common = {"job": self.job, "number": self.order, "generation": self.generation}
-        if self.phase in OVER:
-            return Order(**common, kind="stop", why=self.why)  # type: ignore[arg-type]
-        if self.phase is Phase.RUNNING and self._is_free(host):
-            why = "the host is drained, and the others go on without it"
+        free = self.phase is Phase.RUNNING and self._is_free(host)
+        if free or self.phase in OVER:
+            why = "the host is drained, and the others go on without it" if free else self.why
             return Order(**common, kind="stop", why=why)  # type: ignore[arg-type]
         if self.phase in (Phase.ENTERING, Phase.RUNNING):
             return Order(
@@ -354,47 +353,47 @@ class Membership:
                 kind="enter", seats=self.seats, donors=self.donors, plan=self.plan,
                 source=self.source, copy_addresses=copy_addresses(self.seats, self.hosts),
             )  # fmt: skip
-        return Order(
-            **common,  # type: ignore[arg-type]
-            kind="leave", why=self.why, gentle=self.gentle,
-        )  # fmt: skip
+        words = {"why": self.why, "gentle": self.gentle}
+        return Order(**common, kind="leave", **words)  # type: ignore[arg-type]
 
     def _is_free(self, name: str) -> bool:
         host = self.host(name)
-        if host is None or not host.status.draining:
-            return False
-        return not any(seat.host == name for seat in self.seats)
+        draining = host is not None and host.status.draining
+        return draining and not any(seat.host == name for seat in self.seats)
 
-    def _tell(self) -> tuple[Membership, tuple[Send, ...]]:
+    def _tell(self, only: str) -> tuple[Membership, tuple[Send, ...]]:
         """Send the order to whoever has an older one; again whenever it is heard of without."""
+        if not self.order:
+            return replace(self, told=()), ()
+        if only and self.told and self.told[0][1] == self.order:
+            return self._tell_one(only)
         sends, told = list[Send](), list[tuple[str, int, int]]()
         before, common = set(self.told), None
         for name, host in self.hosts:
-            if not self.order or host.silent:
+            if host.silent:
                 continue
             note = (name, self.order, host.status.number)
             told.append(note)
             if host.status.order < self.order and note not in before:
                 # one order for all, so that it is packed once
-                order = self.order_for(name) if host.status.draining else common
-                if order is None:
-                    order = common = self.order_for(name)
+                own = host.status.draining or common is None
+                order = self.order_for(name) if own else common
+                common = common if host.status.draining else order
                 assert order is not None
                 sends.append(Send(name, order))
         return replace(self, told=tuple(told)), tuple(sends)
 
+    def _tell_one(self, name: str) -> tuple[Membership, tuple[Send, ...]]:
+        """Send the order to the one host that has changed, if it has an older one."""
+        host = self.host(name)
+        assert host is not None  # it was heard, so it is not silent
+        told = with_entry(self.told, (name, self.order, host.status.number))
+        order = self.order_for(name) if host.status.order < self.order else None
+        sends = () if order is None or told == self.told else (Send(name, order),)
+        return replace(self, told=told), sends
+
     def _still_told(self, event: Event) -> tuple[Membership, tuple[Instruction, ...]]:
         """When all is over, agents are still told so."""
-        if not isinstance(event, Heard):
+        if not isinstance(event, Heard) or self._is_late(event.status):
             return self, ()
-        known = self.host(event.status.host)
-        if known is not None and (event.status.incarnation, event.status.number) <= (
-            known.status.incarnation,
-            known.status.number,
-        ):
-            return self, ()
-        return self._with_host(event.status.host, Host(status=event.status))._tell()
-
-
-def _name(entry: tuple[str, Host]) -> str:
-    return entry[0]
+        return self._with_host(event.status.host, Host(status=event.status))._tell("")

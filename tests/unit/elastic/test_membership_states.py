@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -120,6 +122,39 @@ def walk(choices: list[int]) -> None:
 @given(Choices)
 def test_any_way_through_three_hosts_two_faults_and_a_newcomer(choices: list[int]) -> None:
     walk(choices)
+
+
+class _LooksAtAll(Membership):
+    """The machine without its short ways for news of one host."""
+
+    def _next(self, only: str) -> Any:
+        del only
+        return super()._next("")
+
+    def _tell(self, only: str) -> Any:
+        del only
+        return super()._tell("")
+
+
+def test_news_of_one_host_lead_where_a_look_at_all_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, compared = Membership.after, Counter[str]()
+
+    def values(members: Membership) -> dict[str, Any]:
+        return {one.name: getattr(members, one.name) for one in fields(Membership)}
+
+    def after(self: Membership, event: Any) -> Any:
+        mine = real(self, event)
+        if not isinstance(self, _LooksAtAll):
+            other = real(_LooksAtAll(**values(self)), event)
+            assert (values(mine[0]), mine[1]) == (values(other[0]), other[1])
+            compared[type(event).__name__] += 1
+        return mine
+
+    monkeypatch.setattr(Membership, "after", after)
+    draw = random.Random(24)
+    for _ in range(12):
+        walk([draw.randrange(10_000) for _ in range(160)])
+    assert compared["Heard"] > 200
 
 
 # --- planted bugs ----------------------------------------------------------------------------
