@@ -29,6 +29,7 @@ class Record:
     group: str
     number: int  # in the group
     operation: str
+    library: str  # that carries it out: "nccl", "gloo"
     message: bool  # between two ranks
     sizes: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
@@ -123,11 +124,13 @@ def _record(entry: Mapping[str, Any], order: int) -> Record:
     state: State = entry.get("state", "scheduled")
     if entry.get("retired") or entry.get("time_discovered_completed_ns"):
         state = "completed"  # gloo leaves the state as it was
+    library, _, operation = str(entry["profiling_name"]).partition(":")
     return Record(
         order=order,
         group=str(group[0] if isinstance(group, (list, tuple)) else group),
         number=int(entry["p2p_seq_id" if message else "collective_seq_id"]),
-        operation=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        operation=operation or library,
+        library=library,
         message=message,
         sizes=tuple(tuple(int(n) for n in size) for size in entry.get("input_sizes") or ()),
         types=tuple(str(t) for t in entry.get("input_dtypes") or ()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tutti.diagnose.dumps.records import Dump, Record
 from tutti.diagnose.finding import Component, Evidence, Finding, Where, spans
@@ -29,8 +29,8 @@ _EVEN = (
 )
 _MOST_EVIDENCE = 6
 _NO_MESSAGES = (
-    "these dumps record no messages between two ranks (gloo's do not): one of these ranks may only "
-    "wait for a message of another"
+    "gloo's dumps record no messages between two ranks: all of these but one may only wait for a "
+    "message of another, so none of them is named"
 )
 
 
@@ -212,8 +212,10 @@ def _waiting(
         return _found(scene, ranks, blocked, why, notes, component=Component.SOFTWARE)
     else:
         why = "never came to a collective that the others wait in"
-        if len(ranks) > 1 and not any(r.message for d in scene.dumps.values() for r in d.records):
-            notes = (*notes, _NO_MESSAGES)
+        records = [record for dump in scene.dumps.values() for record in dump.records]
+        if len(ranks) > 1 and all(r.library == "gloo" and not r.message for r in records):
+            found = _found(scene, ranks, blocked, why, (*notes, _NO_MESSAGES))
+            return replace(found, where=Where())
     return _found(scene, ranks, blocked, why, notes)
 
 
