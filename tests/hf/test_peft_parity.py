@@ -114,17 +114,19 @@ def check_few_bits(name: str, kind: str, method: str, which: list[str], steps: i
 
 
 def own_spread(spec, rounded: Path, expected: list[float], scratch: Path) -> float:
-    """Return how far peft's losses come from its own with one weight matrix a last bit larger.
+    """Return how far peft's losses come from its own with some last bits of weights another.
 
-    Gemma-2 in int8 under DoRA makes 1e-5 of 1e-7 within eight steps; other runs stay below 1e-6.
+    Gemma-2 in int8 under DoRA makes up to 2e-5 of 1e-7 within twenty steps; others stay below 1e-6.
     """
     nudged = shutil.copytree(rounded, scratch / "nudged", dirs_exist_ok=True)
     file = next(nudged.glob("*.safetensors"))
-    tensors = load_file(file)
-    tensors["model.layers.0.self_attn.q_proj.weight"] *= 1.0 + 1e-7
-    save_file(tensors, file, metadata={"format": "pt"})
-    again, _ = run_peft(spec, nudged, scratch / "again", len(expected))
-    return max(abs(a / b - 1.0) for a, b in zip(again, expected, strict=True))
+    tensors, most = load_file(file), 0.0
+    for part in ("gate_proj", "q_proj", "k_proj", "o_proj", "down_proj"):
+        bits = {k: v * (1.0 + 2e-7) if part in k else v for k, v in tensors.items()}
+        save_file(bits, file, metadata={"format": "pt"})
+        again, _ = run_peft(spec, nudged, scratch / "again", len(expected))
+        most = max(most, *(abs(a / b - 1.0) for a, b in zip(again, expected, strict=True)))
+    return most
 
 
 def test_nf4_under_tensor_parallel(tmp_path: Path) -> None:
