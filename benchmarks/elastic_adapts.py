@@ -195,13 +195,13 @@ def wire(folder: Path, unit: int, steps: int) -> None:
     )
 
 
-def noise(folder: Path, unit: int, _steps: int) -> None:
-    """Let every chip's passes vary by 5 %, for 500 steps."""
+def noise(folder: Path, unit: int, steps: int) -> None:
+    """Let every chip's passes vary by 5 %."""
     write(folder, unit)
     drills = [
         {"fault": "slow", "chip": chip, "factor": 1.15, "spread": 0.05} for chip in (FAST, *OTHERS)
     ]
-    job = job_of(folder, "run", elastic={"drill": drills}, job=JOB, steps=500)
+    job = job_of(folder, "run", elastic={"drill": drills}, job=JOB, steps=steps)
     watched = Watched(job.config.folder)
     run_local(job)
     records = watched.records()
@@ -215,11 +215,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["lost", "slow", "noise", "wire"])
     parser.add_argument("--unit", type=int, default=5_000, help="MFLOP/s of the slowest chip")
-    parser.add_argument("--steps", type=int, default=6, help="steps of every part")
+    parser.add_argument("--steps", type=int, help="of every part (6; noise: 500)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         {"lost": lost, "slow": slow, "noise": noise, "wire": wire}[given.what](
-            Path(temporary), given.unit, given.steps
+            Path(temporary), given.unit, given.steps or (500 if given.what == "noise" else 6)
         )
 
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.support import elastic_world as world
-from tests.support.elastic_exploration import digest_of_alike
-from tests.support.elastic_invariants import check, promptly, require_progress
+from tests.support.elastic_exploration import Fresh, digest_of_alike
+from tests.support.elastic_invariants import check, require_progress
 from tests.support.elastic_moves import moves
 
 _LIVENESS_EVERY = 200
@@ -43,6 +43,7 @@ class _Worker:
     def __init__(self, own: int, mail: list[Any], counts: Any, stop: Any) -> None:
         self.own, self.mail, self.stop = own, mail, stop
         self.counts, self.at = counts, own * _COUNTS
+        self.fresh = Fresh()
         self.seen: set[bytes] = set()
         self.sent: set[bytes] = set()
         self.todo: list[world.World] = []
@@ -89,7 +90,9 @@ class _Worker:
             require_progress(state)
         self._count(_VISITED, 1)
         for _, following in moves(state):
-            after = settled(following)
+            after = self.fresh(following)
+            if after is None:
+                continue
             digest = digest_of_alike(after)
             owner = digest[0] % len(self.mail)
             if owner == self.own:
@@ -106,11 +109,6 @@ class _Worker:
             self._count(_SENT, 1)  # before it is on its way: else all may seem idle
             self.mail[owner].put(self.out[owner])
             self.out[owner] = []
-
-
-def settled(state: world.World) -> world.World:
-    """Return a state as it is visited."""
-    return world.live_only(promptly(state))
 
 
 def _work(own: int, mail: list[Any], counts: Any, stop: Any, broken: Any) -> None:
@@ -133,7 +131,7 @@ def explore_by_many(
     counts = context.Array("q", _COUNTS * workers, lock=False)  # each worker writes its own
     stop = context.Value("b", 0, lock=False)
     mail, broken = [context.Queue() for _ in range(workers)], context.Queue()
-    first = settled(start)
+    first = Fresh().settled(start)
     digest = digest_of_alike(first)
     counts[(digest[0] % workers) * _COUNTS + _TAKEN] = -1  # sent by nobody
     mail[digest[0] % workers].put([(digest, first)])
