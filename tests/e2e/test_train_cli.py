@@ -271,6 +271,7 @@ def test_who_is_asked_to_stop_saves_and_is_not_done(
     how = "Ctrl-C" if number is signal.SIGINT else "SIGTERM"
     last = said.splitlines()[-1]
     assert last == f"tutti: stopped by {how} after step {stopped}; saved; go on with --resume"
+    monkeypatch.delenv(REAL_START)
     found = trained(capsys, "--resume", "--steps", str(stopped + 1))
     assert len(found["losses"]) == 1
     assert found["steps"] == stopped + 1

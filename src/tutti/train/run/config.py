@@ -20,8 +20,8 @@ from tutti.models.tuning import Tuning
 from tutti.plan.job import OptimizerName
 from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
+from tutti.train.engine.learning_rate import LearningRate
 from tutti.train.evaluation.config import EvaluateConfig
-from tutti.train.state.learning_rate import LearningRate
 
 Positive = Annotated[float, Above(0)]
 AUTO = "auto"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tutti.train.engine.learning_rate import LearningRate
 from tutti.train.run.config import OptimizerConfig
-from tutti.train.state.learning_rate import LearningRate
 
 KINDS = ("constant", "linear", "cosine", "stable")
 
