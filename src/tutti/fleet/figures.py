@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,12 +85,3 @@ def _lying(history: History, job: JobHistory) -> tuple[bool, float] | None:
         ratio += seconds * groups / fewest
         spread += seconds if groups > fewest else 0.0
     return (spread > total / 2, ratio / total) if total else None
-
-
-def waits_by_tenant(history: History) -> dict[str, float]:
-    """Return the mean waiting time of each tenant's jobs."""
-    by_tenant: dict[str, list[float]] = defaultdict(list)
-    for job in history.jobs.values():
-        if job.end >= 0:
-            by_tenant[job.request.tenant].append(job.wait_s)
-    return {tenant: float(np.mean(waits)) for tenant, waits in sorted(by_tenant.items())}
