@@ -151,13 +151,17 @@ class Problem:
         return tuple(sorted(others))
 
     def local_sequence_counts(self) -> tuple[int, ...]:
-        """Return all that a local search may choose, and the bound knows: every size up to 64."""
+        """Return all that a local search may choose, and the bound knows: every size up to 64.
+
+        With experts, up to the largest of the usual ones.
+        """
         counts = self.all_sequence_counts()
-        if self.space.sequences is not None or self.model.num_experts:
+        if self.space.sequences is not None:
             return counts
-        usual = THRESHOLDS.usual_sequences[-1]
-        most = min(THRESHOLDS.local_sequences, self.job.global_batch, self._most_sequences())
-        return tuple(sorted({*counts, *range(usual + 1, 1 + most)}))
+        most = THRESHOLDS.usual_sequences[-1]
+        if not self.model.num_experts:
+            most = max(most, min(THRESHOLDS.local_sequences, self._most_sequences()))
+        return tuple(sorted({*counts, *range(1, 1 + min(most, self.job.global_batch))}))
 
     def _most_sequences(self) -> int:
         """Return with how many sequences products gain nothing more from a larger micro-batch."""

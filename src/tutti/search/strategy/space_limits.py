@@ -19,7 +19,6 @@ from tutti.search.pricing.money_and_energy import chips_by_pool
 from tutti.search.question.exportable import export_refusal
 from tutti.search.question.space import Problem, Space
 from tutti.search.strategy.draft import Draft, StageDraft, canonical, has_experts, to_plan
-from tutti.search.thresholds import THRESHOLDS
 
 Stage = Sequence[tuple[str, int]]  # pool and sequences of its replicas
 
@@ -90,7 +89,7 @@ def plan_in_space(plan: Plan, problem: Problem) -> bool:
             if (
                 replica.tp not in problem.tensor_degrees(pool)
                 or replica.cp not in problem.all_context_degrees()
-                or (replica.sequences not in counts and not _usual(replica.sequences, space))
+                or replica.sequences not in counts
                 or not _recomputed_kinds(stage, replica, problem.model) <= set(space.recompute)
                 or any(name not in space.offload for name, _ in replica.offload.kinds())
             ):
@@ -98,11 +97,6 @@ def plan_in_space(plan: Plan, problem: Problem) -> bool:
         if any(group.chips not in problem.expert_degrees() for group in stage.experts):
             return False
     return plan_keeps(plan, problem) and (space.uneven_units or _is_even(plan, problem.model))
-
-
-def _usual(sequences: int, space: Space) -> bool:
-    """Tell whether a local search may choose a size that the search before it does not look at."""
-    return space.sequences is None and sequences <= THRESHOLDS.usual_sequences[-1]
 
 
 def _recomputed_kinds(stage: PlanStage, replica: Replica, model: ModelSpec) -> set[Recompute]:
