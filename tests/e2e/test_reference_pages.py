@@ -24,6 +24,7 @@ from tutti.models.objective import Objective
 from tutti.models.sampling import Sampling
 from tutti.models.spec import ModelSpec
 from tutti.models.tuning import AdapterSpec, Tuning
+from tutti.observe.alerts import AlertSettings
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.plan import job, plan, serving
 from tutti.train.data.config import DataConfig, PackingConfig, SourceConfig
@@ -94,6 +95,7 @@ TRAIN_KEYS = (
     training.CheckpointConfig,
     training.ValidationConfig,
     training.MeasureConfig,
+    AlertSettings,
 )
 
 

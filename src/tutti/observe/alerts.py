@@ -6,13 +6,15 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
-from tutti.document import AtLeast, Place, build
-from tutti.files import parse_yaml
+from tutti.document import AtLeast, Place, Seconds, build
+from tutti.files import parse_yaml, read_file
 from tutti.observe.figures import FIGURES
+from tutti.observe.step_figures import JUDGED_FIGURES
 from tutti.observe.store import Series
 
 
@@ -24,7 +26,7 @@ class Rule:
     figure: str
     says: str
     remedy: str
-    component: Literal["chip", "network", "host", "storage"]
+    component: Literal["chip", "network", "host", "storage", "undetermined"]
     until: float  # the other end of the hysteresis
     above: float | None = None
     below: float | None = None
@@ -33,12 +35,22 @@ class Rule:
     def __post_init__(self) -> None:
         if (self.above is None) == (self.below is None):
             raise ValueError("give either 'above' or 'below'")
-        if self.figure.partition("{")[0] not in FIGURES:
+        if self.figure.partition("{")[0] not in (FIGURES.keys() | JUDGED_FIGURES.keys()):
             raise ValueError(f"no figure is called '{self.figure}'")
         if self.above is not None and self.until > self.above:
             raise ValueError("'until' is beyond 'above'")
         if self.below is not None and self.until < self.below:
             raise ValueError("'until' is under 'below'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertSettings:
+    """How a run's alerts are looked for while it lives, and where they go besides the terminal."""
+
+    every_s: Annotated[Seconds, AtLeast(0)] = 2.0  # between two looks; 0: never
+    hook: str = ""  # a web address that gets each as JSON (POST)
+    command: str = ""  # that is run for each, JSON on its standard input
+    rules: str = ""  # a file of further rules, which replace those of the same names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +76,13 @@ def own_rules() -> tuple[Rule, ...]:
     file = resources.files("tutti.observe") / "alerts.yaml"
     document = parse_yaml(file.read_text(encoding="utf-8"), file.name)
     return build(tuple[Rule, ...], document, Place(file.name))
+
+
+def rules_with(path: Path) -> tuple[Rule, ...]:
+    """Return the rules of the package and those of a file, which replace others of their names."""
+    more = build(tuple[Rule, ...], read_file(path), Place(path.name))
+    named = {rule.name: rule for rule in (*own_rules(), *more)}
+    return tuple(named.values())
 
 
 def alerts(rule: Rule, series: Sequence[Series]) -> list[Alert]:

@@ -11,6 +11,7 @@ CHECKPOINTS = "checkpoints"
 ADAPTER = "adapter"  # what was trained of it, as peft loads it
 AVERAGED = "averaged"  # the same with the mean of the weights of many steps
 EXPORT = "huggingface"  # the trained model, as transformers loads it
+EVENTS = "events.jsonl"  # a line for each alert that began or ended
 RUN_FILE = "run.json"  # the job as it was asked for
 PLAN_FILE = "plan.json"
 SERIES = "series"  # figures of every host by the second

@@ -1,4 +1,7 @@
-"""The figures of this host, once a second, into the run's store: a thread beside the first rank."""
+"""The figures of this host, once a second, into the run's store: a thread beside the first rank.
+
+While a burst is asked for, ten times a second into a file beside it, too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tutti.errors import InputError
+from tutti.observe.bursts import EVERY_S, Burst, request_in
 from tutti.observe.samplers import Sampler, Values, host_samplers
 from tutti.observe.store import SeriesStore
 
@@ -58,7 +62,12 @@ class HostSampling:
         self._samplers = host_samplers(say) if samplers is None else samplers
         self._say, self._every = say, every_s
         self._stop = threading.Event()
+        self._burst: Burst | None = None
+        self._quick = Rates()
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        asked = request_in(path.parent)
+        self._answered = "" if asked is None else asked.name  # of a process before this one
         self._store = SeriesStore(path)
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
@@ -76,10 +85,30 @@ class HostSampling:
                 if time.monotonic() - flushed >= _FLUSH_S:
                     flushed, flushes = time.monotonic(), flushes + 1
                     self._store.flush(summaries=flushes % _SUMMARIES == 0)
-                if self._stop.wait(max(0.0, self._every - (time.time() - now))):
+                self._answer(host, now + self._every)
+                if self._stop.wait(max(0.0, now + self._every - time.time())):
                     return
         except (InputError, OSError) as error:
             self._say(f"this host is sampled no longer ({error})")
+
+    def _answer(self, host: str, until: float) -> None:
+        """Go on with the burst that is asked for, until so late."""
+        if self._burst is None:
+            request = request_in(self._path.parent)
+            if request is None or request.name == self._answered:
+                return
+            self._answered = request.name
+            self._burst, self._quick = Burst(request, self._path, host), Rates()
+        while time.time() < until and not self._burst.is_over:
+            if self._stop.wait(EVERY_S):
+                break
+            values: Values = {}
+            for sampler in self._samplers:
+                values |= sampler.sample()
+            self._burst.write(self._quick.of(values, time.monotonic()))
+        if self._burst.is_over or self._stop.is_set():
+            self._burst.close()
+            self._burst = None
 
     def close(self) -> None:
         """End sampling, and write what is left."""

@@ -53,3 +53,14 @@ _POOL = {
     "overrun": ("tutti_pool_overrun_ratio", "how far a host fell behind emulated chips"),
 }
 POOL_FIGURES = tuple(StepFigure(field, *words, "pool") for field, words in _POOL.items())
+
+# What rules alone look at: made of the figures above, and of the run's folder while it lives.
+JUDGED_FIGURES = {
+    "tutti_step_over_forecast_ratio": "duration of a step ÷ its forecast",
+    "tutti_step_over_usual_ratio": "duration of a step ÷ the median of the 50 before it",
+    "tutti_loss_undefined": "1 where a loss is no number or endless, else 0",
+    "tutti_loss_over_usual_ratio": "loss of a step ÷ the median of the 50 before it (0.1 at least)",
+    "tutti_data_wait_ratio": "share of a step in which the pool that waited most had no samples",
+    "tutti_step_age_ratio": "time since the last step ÷ the median of the 50 before",
+    "tutti_checkpoint_age_ratio": "time since the last checkpoint ÷ the time between the two last",
+}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tutti.diagnose.runs.folder import any_alive, diagnose_run, read_alerts
+from tutti.diagnose.runs.folder import any_alive, diagnose_run, read_alerts, read_step_alerts
 from tutti.errors import InputError, TuttiError
 from tutti.files import read_file, require_folder
 from tutti.hardware.cluster import Cluster
@@ -19,6 +19,7 @@ from tutti.observe.figures import FIGURES
 from tutti.observe.folder import METRICS, PLAN_FILE, RINGS, RUN_FILE, SERIES, SOON
 from tutti.observe.rank_series import FILE
 from tutti.observe.ring import read_rings
+from tutti.observe.step_alerts import JOB
 from tutti.plan.check import embedded_cluster
 from tutti.plan.files import load_plan
 from tutti.plan.plan import Plan, RankMap
@@ -255,7 +256,8 @@ class RunFolder:
 
     def _alerts(self) -> Document:
         notes: list[str] = []
-        met = sorted(read_alerts(self.folder / SERIES, notes), key=lambda a: -a.begin)
+        met = read_alerts(self.folder / SERIES, notes) + read_step_alerts(self.folder / METRICS)
+        met.sort(key=lambda a: -a.begin)
         return {"alerts": [_alert(one) for one in met[:1000]], "notes": notes}
 
     def _doctor_view(self, query: Query) -> Document:
@@ -283,8 +285,9 @@ def _drawn_map(plan: Plan, cluster: Cluster) -> Document:
 
 
 def _alert(alert: Alert) -> Document:
+    kept = alert.host != JOB  # by the second, so that there is a picture of it
     return {
         "name": alert.rule.name, "words": alert.words(), "remedy": alert.rule.remedy,
         "component": alert.rule.component, "begin": alert.begin, "end": alert.end,
-        "host": alert.host, "figure": alert.rule.figure.partition("{")[0],
+        "host": alert.host, "figure": alert.rule.figure.partition("{")[0] if kept else "",
     }  # fmt: skip

@@ -24,7 +24,7 @@ from tutti.observe.parquet import export_series
 from tutti.observe.prometheus import Prometheus
 from tutti.observe.rank_series import FILE, RankSeries
 from tutti.observe.record import by_pool
-from tutti.observe.step_figures import POOL_FIGURES, STEP_FIGURES
+from tutti.observe.step_figures import JUDGED_FIGURES, POOL_FIGURES, STEP_FIGURES
 from tutti.observe.store import SeriesStore
 
 FOLDER = Path(__file__).parents[3]
@@ -114,6 +114,8 @@ def test_the_page_of_metrics_has_every_figure_of_steps() -> None:
     page = (FOLDER / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     for f in (*STEP_FIGURES, *POOL_FIGURES):
         assert f"| `{f.name}` | {f.kind} | {f.label} | `{f.field}` | {f.means} |" in page
+    for name, means in JUDGED_FIGURES.items():
+        assert f"| `{name}` | {means} |" in page
 
 
 def test_tensorboard_needs_no_torch(tmp_path: Path) -> None:

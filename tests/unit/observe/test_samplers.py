@@ -10,7 +10,7 @@ import pytest
 
 from tutti.observe.figures import FIGURES, key
 from tutti.observe.samplers import ChipSampler, HostSampler, NicSampler
-from tutti.observe.step_figures import POOL_FIGURES, STEP_FIGURES
+from tutti.observe.step_figures import JUDGED_FIGURES, POOL_FIGURES, STEP_FIGURES
 
 
 def lay(root: Path, files: dict[str, str]) -> None:
@@ -112,4 +112,5 @@ def test_the_page_of_metrics_is_this_table() -> None:
     for name, figure in FIGURES.items():
         assert f"| `{name}` | {figure.kind} | {figure.label} | {figure.means} |" in page
     rows = set(re.findall(r"^\| `(tutti_\w+)`", page, re.MULTILINE))
-    assert rows == {*FIGURES, *(f.name for f in (*STEP_FIGURES, *POOL_FIGURES))}
+    steps = (f.name for f in (*STEP_FIGURES, *POOL_FIGURES))
+    assert rows == {*FIGURES, *steps, *JUDGED_FIGURES}

@@ -155,3 +155,19 @@ def run_(
     if flight_records is not None:
         write_flight_records(folder, flight_records)
     print_finding(finding, json=json)
+
+
+@app.command("burst")
+def burst(
+    run: Annotated[Path, typer.Argument(help="The output folder of a run that lives.")],
+    seconds: Annotated[float, typer.Option(help="For so long, at most 600.")] = 10.0,
+    most: Annotated[int, typer.Option(help="Figures to show, those that moved most first.")] = 40,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write every sample as CSV.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Take the figures of a run's hosts ten times a second for a while."""
+    from tutti.cli.doctor.burst import take_burst
+
+    take_burst(run, seconds, most, output, as_json=json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -20,10 +21,13 @@ from tutti.errors import InputError
 from tutti.observe.alerts import Alert, alerts, own_rules
 from tutti.observe.folder import ELASTIC, JOURNAL, METRICS, RINGS, SERIES
 from tutti.observe.ring import RingReading, read_rings
+from tutti.observe.sinks import figure_lines
 from tutti.observe.stalled_ranks import read_still
+from tutti.observe.step_alerts import step_series
 from tutti.observe.store import SeriesStore
 
 _MOST_ALERTS = 6
+_NEWEST = 5000  # lines of figures, in which alerts are looked for
 
 
 def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> Finding:
@@ -51,7 +55,8 @@ def diagnose_run(folder: Path, *, now_ns: int | None = None, name: str = "") -> 
     )
     notes += [*more, f"{len(rings)} rings; the run is {'over' if now_ns is None else 'alive'}"]
     met = read_alerts(folder / SERIES, notes)
-    notes += [alert.words() for alert in met[:_MOST_ALERTS]]
+    told = [*met, *read_step_alerts(folder / METRICS)]
+    notes += [alert.words() for alert in told[:_MOST_ALERTS]]
     ended = diagnose_generations(folder / ELASTIC / JOURNAL)
     finding = hang or ended or _confirmed(slow, met) or _alerted(met, folder)
     if ended is not None and finding is not ended:
@@ -103,6 +108,20 @@ def read_alerts(folder: Path, notes: list[str]) -> list[Alert]:
         except InputError as error:
             notes.append(str(error))
     return raised
+
+
+def read_step_alerts(path: Path) -> list[Alert]:
+    """Return what a run's newest steps are worth a word about."""
+    steps = []
+    for line in figure_lines(path)[-_NEWEST:]:
+        with contextlib.suppress(ValueError):
+            steps.append(json.loads(line))
+    series = step_series([step for step in steps if isinstance(step, dict)])
+    return [
+        alert
+        for rule in own_rules()
+        for alert in alerts(rule, [one for one in series if one.name == rule.figure])
+    ]
 
 
 def any_alive(rings: Sequence[RingReading]) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
+from tutti.observe.alert_watch import alert_watch
 from tutti.observe.folder import METRICS
 from tutti.observe.record import PoolTimes, StepRecord
 from tutti.observe.sinks import JsonLines
@@ -14,8 +16,9 @@ from tutti.train.run.planning import Job
 class Figures:
     """The figures of a run, by step; a step that is made again replaces what was said of it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._path = job.config.folder / METRICS
+        self._watch = alert_watch(job.config.folder, job.config.measure.alerts, say)
         self._lines: JsonLines | None = None
         self._records: dict[int, dict[str, Any]] = {}
         self._generations: dict[int, int] = {}  # that made each step
@@ -45,6 +48,8 @@ class Figures:
             again = [n for n in sorted(self._records) if n >= step]
         for number in again:
             self._lines.write(_record(self._records[number]))
+        if self._watch is not None:
+            self._watch.write(_record(values))
         self._last = again[-1]
         return True
 
@@ -75,6 +80,8 @@ class Figures:
 
     def close(self) -> None:
         """Write no more."""
+        if self._watch is not None:
+            self._watch.close()
         if self._lines is not None:
             self._lines.close()
 

@@ -78,7 +78,7 @@ class Leader:
         self._journal, self._identity, self._door = journal, identity, door
         self._listener = listener
         self._servers: list[StoreServer] = []
-        self.figures = Figures(job)
+        self.figures = Figures(job, self.say)
         self.summary: dict[str, Any] | None = None
         self.closed = ""  # why what is left only saved
         self.failed: Callable[[], BaseException | None] = lambda: None  # what ends all

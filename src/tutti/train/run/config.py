@@ -17,6 +17,7 @@ from tutti.errors import InputError
 from tutti.models.distillation import Distillation
 from tutti.models.objective import Objective
 from tutti.models.tuning import Tuning
+from tutti.observe.alerts import AlertSettings
 from tutti.plan.job import OptimizerName
 from tutti.storage.url import is_url
 from tutti.train.data.config import SHIPPED, DataConfig, SourceConfig
@@ -151,6 +152,7 @@ class MeasureConfig:
     trace_steps: tuple[Count, ...] = ()  # of which a Chrome trace is written
     noise_every: Natural = 0  # steps between two of the gradient's noise scale; 0: never
     tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +282,7 @@ class TrainConfig:
             objective=self._objective_from(folder),
             distillation=self._distillation_from(folder),
             evaluate=self._evaluate_from(folder),
+            measure=self._measure_from(folder),
             job=dataclasses.replace(
                 self.job, chip_profiles=tuple(_from(folder, p) for p in self.job.chip_profiles)
             ),
@@ -307,6 +310,11 @@ class TrainConfig:
             return None
         tasks = tuple(dataclasses.replace(t, path=_from(folder, t.path)) for t in given.tasks)
         return dataclasses.replace(given, tasks=tasks)
+
+    def _measure_from(self, folder: Path) -> MeasureConfig:
+        given = self.measure.alerts
+        rules = _from(folder, given.rules) if given.rules else ""
+        return dataclasses.replace(self.measure, alerts=dataclasses.replace(given, rules=rules))
 
     def with_whole_profile_paths(self) -> TrainConfig:
         """Return the job with profiles that are found from any folder; names stay names."""

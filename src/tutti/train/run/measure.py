@@ -21,6 +21,7 @@ from tutti.comm.work import Work
 from tutti.errors import InputError
 from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
+from tutti.observe.alert_watch import alert_watch
 from tutti.observe.folder import METRICS, SERIES, TENSORBOARD
 from tutti.observe.prometheus import Prometheus
 from tutti.observe.rank_series import FILE, RankSeries
@@ -120,6 +121,9 @@ class Measure:
             )
             yield self._port
         warn, plan = self._context.warn, self._context.plan
+        watch = alert_watch(config.folder, measure.alerts, warn)
+        if watch is not None:
+            yield watch
         facts = {
             "model": plan.model.name, "cluster": plan.cluster.name, "ranks": plan.num_ranks,
             "global_batch": plan.job.global_batch, "sequence_length": plan.job.sequence_length,

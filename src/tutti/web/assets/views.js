@@ -129,8 +129,8 @@ function AlertsView({ found, link }) {
     <thead><tr>${["begin", "end", "component", "what", "remedy", ""].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
     <tbody>${found.alerts.map((one) => html`<tr><td>${Format.time(one.begin)}</td><td data-name="end">${one.end ? Format.time(one.end) : "still"}</td><td data-name="component">${one.component}</td>
       <td class="prose">${one.words}</td><td class="prose">${one.remedy}</td>
-      <td><a href=${link("heat", { figure: one.figure, until: String((one.end || one.begin) + 60) })}>figure</a> <a href=${link("logs", { at: String(one.begin) })}>logs</a></td></tr>`)}</tbody></table></div>`
-    : html`<${Missing} why="no rule about the hosts' figures was met" />`}`;
+      <td>${one.figure && html`<a href=${link("heat", { figure: one.figure, until: String((one.end || one.begin) + 60) })}>figure</a>`} <a href=${link("logs", { at: String(one.begin) })}>logs</a></td></tr>`)}</tbody></table></div>`
+    : html`<${Missing} why="no rule about steps or hosts' figures was met" />`}`;
 }
 
 function DoctorView({ found, link }) {

@@ -25,7 +25,7 @@ class Run:
         self.folder = folder / "run"
         self.folder.mkdir()
         given = {"output": str(self.folder), "plan": str(folder / "plan.json")}
-        self.figures = Figures(prepare(with_changes(config, given)))
+        self.figures = Figures(prepare(with_changes(config, given)), lambda text: None)
 
     def take(self, step: int, generation: int, *, late: bool = False, loss: float = 1.0) -> bool:
         record = StepRecord(
