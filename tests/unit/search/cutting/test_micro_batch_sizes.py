@@ -257,7 +257,8 @@ def test_a_prime_batch_costs_hardly_more_than_one_sequence_more(batch):
 
 
 @pytest.mark.parametrize(
-    ("sequences", "allowed"), [(11, True), (18, True), (120, True), (17, False), (144, False)]
+    ("sequences", "allowed"),
+    [(11, True), (17, True), (18, True), (120, True), (65, False), (144, False)],
 )
 def test_a_plan_has_sizes_that_the_bound_knows(sequences, allowed):
     job = replace(JOB, global_batch=16 * sequences)
