@@ -94,7 +94,7 @@ class Outlets:
         """Run the command: the notice on its standard input, the rule's name in TUTTI_ALERT."""
         subprocess.run(
             self._command,
-            input=json.dumps(document).encode(),
+            input=json.dumps(document).encode() + b"\n",
             env=os.environ | {"TUTTI_ALERT": str(document["name"])},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -171,7 +171,7 @@ def test_where_alerts_go(tmp_path: Path, heard: list[str]) -> None:
     (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert (event["what"], event["name"], event["host"]) == ("began", "loss-undefined", JOB)
     assert bodies == [event]
-    assert (tmp_path / "said").read_text() == "loss-undefined" + json.dumps(event)
+    assert (tmp_path / "said").read_text() == f"loss-undefined{json.dumps(event)}\n"
     (line,) = heard
     assert line.startswith("alert loss-undefined: the loss is no number")
 

@@ -121,7 +121,7 @@ class Measure:
             )
             yield self._port
         warn, plan = self._context.warn, self._context.plan
-        watch = alert_watch(config.folder, measure.alerts, warn)
+        watch = alert_watch(config.folder, measure.alerts, self._context.notice)
         if watch is not None:
             yield watch
         facts = {

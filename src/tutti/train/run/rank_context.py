@@ -58,6 +58,10 @@ class RankContext:
         """Tell what the rank is doing."""
         self.events.send("say", text=text)
 
+    def notice(self, text: str) -> None:
+        """Tell what happened; it stays above what moves."""
+        self.events.send("notice", text=text)
+
     def warn(self, text: str) -> None:
         """Tell what a person should look at."""
         self.events.send("warning", text=text)

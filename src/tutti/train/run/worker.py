@@ -232,7 +232,7 @@ class Worker:
         kept = self._step_tensors()
         batches = self.steps(self.data.train, first, config.steps, self._stack)
         for line in notices(context.job) if context.rank == 0 else ():
-            context.events.send("notice", text=line)
+            context.notice(line)
         history = self.history
         for step in range(first, config.steps) if not self.evaluations.is_over else ():
             if self._step(step, batches, history, kept):
