@@ -95,6 +95,8 @@ def _of_one(rule: Rule, series: Series) -> list[Alert]:
     edge = rule.above if rule.above is not None else rule.below
     values = sign * (series.most if sign > 0 else series.least).astype(np.float64)
     beyond, back = values > sign * float(edge or 0.0), values <= sign * rule.until
+    if not beyond.any():
+        return []
     seconds = series.seconds
     alerts_of_series: list[Alert] = []
     begin: int | None = None
