@@ -23,7 +23,7 @@ from tutti.observe.step_alerts import RECENT, series_of, step_series
 from tutti.observe.store import Series, SeriesStore
 
 _STEPS = 4 * RECENT  # that are looked at
-_WINDOW_S = 600  # of hosts' figures
+_WINDOW_S = 180  # of hosts' figures: several times what any rule waits
 _LEAST_STEP_S = 1.0  # a pause of so little is none
 _SHARE = 0.005  # of a core, at most
 _OF_STEPS = ("tutti_step_", "tutti_loss_", "tutti_data_", "tutti_checkpoint_")
