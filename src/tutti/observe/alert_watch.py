@@ -23,7 +23,7 @@ from tutti.observe.step_alerts import RECENT, series_of, step_series
 from tutti.observe.store import Series, SeriesStore
 
 _STEPS = 4 * RECENT  # that are looked at
-_WINDOW_S = 180  # of hosts' figures: several times what any rule waits
+_WINDOW_S = 180  # of hosts' figures; of rules that wait long, twice as long as they wait
 _LEAST_STEP_S = 1.0  # a pause of so little is none
 _SHARE = 0.005  # of a core, at most
 _OF_STEPS = ("tutti_step_", "tutti_loss_", "tutti_data_", "tutti_checkpoint_")
@@ -46,6 +46,7 @@ class AlertWatch:
     ) -> None:
         self._folder, self._outlets, self._rules = folder, outlets, tuple(rules)
         self._every = every_s
+        self._window = max(_WINDOW_S, *(int(2 * rule.for_s) for rule in self._rules))
         self._began = int(time.time())
         self._steps: deque[dict[str, Any]] = deque(maxlen=_STEPS)
         self._ages: dict[str, deque[tuple[int, float]]] = {}
@@ -125,7 +126,7 @@ class AlertWatch:
             usual = max(times[-1] - times[-2], _LEAST_STEP_S)
             ages["tutti_checkpoint_age_ratio"] = (now - times[-1]) / usual
         for name, age in ages.items():
-            points = self._ages.setdefault(name, deque(maxlen=_WINDOW_S))
+            points = self._ages.setdefault(name, deque(maxlen=self._window))
             points.append((int(now), age))
         return [series_of(name, points) for name, points in self._ages.items()]
 
@@ -142,7 +143,7 @@ class AlertWatch:
                 names = store.names()
                 for figure in sorted(figures):
                     if any(_is(figure, name) for name in names):
-                        kept += store.read(figure, max(self._began, now - _WINDOW_S), now + 1)
+                        kept += store.read(figure, max(self._began, now - self._window), now + 1)
             except InputError:
                 continue
             finally:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,21 @@ def test_hosts_are_looked_at(watch: AlertWatch, tmp_path: Path) -> None:
         store.append("node-a", NOW + second, {'tutti_chip_temperature_celsius{chip="0"}': 60.0})
     store.close()
     assert told(watch, NOW + 60) == [("ended", "chip-heat")]
+
+
+def test_a_rule_that_waits_long_is_met(
+    tmp_path: Path, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: float(NOW))
+    (heat,) = (rule for rule in own_rules() if rule.name == "chip-heat")
+    outlets = Outlets(events=tmp_path / "events.jsonl", say=heard.append)
+    watch = AlertWatch(tmp_path, outlets, [replace(heat, for_s=400.0)])
+    (tmp_path / "series").mkdir()
+    store = SeriesStore(tmp_path / "series" / "a-0.sqlite")
+    for second in range(420):
+        store.append("node-a", NOW + second, {'tutti_chip_temperature_celsius{chip="0"}': 91.0})
+    store.close()
+    assert told(watch, NOW + 420) == [("began", "chip-heat")]
 
 
 @contextmanager
