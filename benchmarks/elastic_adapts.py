@@ -14,6 +14,8 @@ each, in network namespaces: it needs root.
 from __future__ import annotations
 
 import argparse
+import bisect
+import statistics
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,6 +27,7 @@ from tests.support.wired_hosts import WiredHosts
 from tutti.diagnose.slow import FIRST, PAST
 from tutti.elastic.journal import Entry
 from tutti.elastic.operator_requests import OperatorRequest, wish
+from tutti.hardware.chip import LARGEST_OVERRUN
 from tutti.plan.files import load_plan
 from tutti.plan.plan import Plan
 from tutti.search.planner import plan_uniform
@@ -206,7 +209,13 @@ def noise(folder: Path, unit: int, steps: int) -> None:
     run_local(job)
     records = watched.records()
     switches = sum(entry.phase == "entering" for entry in watched.entries()) - 1
-    print(f"{len(records)} steps, overrun {overrun(records):.1%}: {switches} switches")
+    behind = sorted(overrun([record]) for record in records)
+    kept_up = bisect.bisect_right(behind, LARGEST_OVERRUN)
+    print(
+        f"{len(records)} steps: {switches} switches, {len(watched.noted('slow'))} times a chip was "
+        f"called slow; overrun {statistics.median(behind):.1%} median, {behind[-1]:.1%} worst, at "
+        f"most {LARGEST_OVERRUN:.0%} in {kept_up} steps"
+    )
     decisions(watched.entries())
 
 

@@ -122,6 +122,12 @@ def kills(told: Told, drills: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def illegal(folder: Path) -> list[str]:
+    """Return the logs of ranks that had an illegal memory access."""
+    logs = sorted(folder.glob("logs/**/*.log"))
+    return [str(log.relative_to(folder)) for log in logs if "illegal memory" in log.read_text()]
+
+
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Make the four runs."""
     parts = [int(part) for part in args.parts.split(",")]
@@ -137,7 +143,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     ]
     if args.only_kills:
         killed = run(scratch, "killed", args, {"copies": 1, "drill": drills})
-        return {"kills": kills(killed, drills)}
+        return {"kills": kills(killed, drills), "illegal": illegal(killed.job.config.folder)}
     plain = run(scratch, "plain", args, None)
     bare = run(scratch, "bare", args, {})
     copied = run(scratch, "copied", args, {"copies": args.copies})
@@ -151,7 +157,8 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         "elastic_costs": bare.mean_s / plain.mean_s - 1,
         "copies_cost": copied.mean_s / bare.mean_s - 1, "copies_every": args.copies,
         "copies_cost_in_one_run": copied.beside_copies(args.copies),
-        "kills": kills(killed, drills), "largest_loss_difference": max(apart),
+        "kills": kills(killed, drills), "illegal": illegal(killed.job.config.folder),
+        "largest_loss_difference": max(apart),
         "losses_compared": len(apart),
     }  # fmt: skip
 

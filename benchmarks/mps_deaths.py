@@ -7,14 +7,15 @@ Three processes of 50, 25 and 25 % do the same work; the third is ended by SIGKI
 it. The others are asked four seconds later whether they still compute. Work is products alone, the
 same with copies to pinned memory of the process, or with copies to pinned memory that all three
 have mapped, as ranks of one host have. With "returned" the others then take the mapped memory back
-from the driver, while they copy to memory of their own, as ranks do whose neighbour is gone; with
-"alive" they do so and nobody is killed.
+from the driver (`--after` so many seconds), while they copy to memory of their own, as ranks do
+whose neighbour is gone; with "alive" they do so and nobody is killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -32,7 +33,7 @@ BYTES = 32 << 20
 OWN_BYTES = 2 << 30  # copied to the process's own memory without a pause, where memory is returned
 
 
-def compute(work: str, path: str) -> None:
+def compute(work: str, path: str, after_s: float) -> None:
     """Compute until asked to end; say at once when the device no longer does."""
     import torch
 
@@ -51,7 +52,7 @@ def compute(work: str, path: str) -> None:
         state = torch.randn(OWN_BYTES // 4, device="cuda")
         own, other = torch.empty(OWN_BYTES // 4, pin_memory=True), torch.cuda.Stream()
     print("ready", flush=True)
-    turns = 0
+    turns, until = 0, math.inf
     while True:
         for _ in range(20):
             a = (a @ a).clamp_(-1, 1)
@@ -62,7 +63,9 @@ def compute(work: str, path: str) -> None:
                 with torch.cuda.stream(lane):
                     host.copy_(given, non_blocking=True)
                     given.copy_(host, non_blocking=True)
-            if own is not None and host is not None and told.exists():
+            if until == math.inf and told.exists():
+                until = time.monotonic() + after_s
+            if own is not None and host is not None and time.monotonic() >= until:
                 lane.synchronize()
                 torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
                 host = None
@@ -71,7 +74,7 @@ def compute(work: str, path: str) -> None:
         print(turns, flush=True)
 
 
-def trial(work: str, scratch: Path) -> list[str]:
+def trial(work: str, scratch: Path, after_s: float) -> list[str]:
     """Kill one of three; return what the others say."""
     memory = Path("/dev/shm") / f"mps-deaths-{os.getpid()}"
     memory.write_bytes(bytes(BYTES))
@@ -80,9 +83,10 @@ def trial(work: str, scratch: Path) -> list[str]:
     with contextlib.ExitStack() as stack:
         stack.callback(memory.unlink)
         for part, log in zip(PARTS, logs, strict=True):
+            command = [sys.executable, "-m", "benchmarks.mps_deaths", "--client", work, str(memory)]
             clients.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.mps_deaths", "--client", work, str(memory)],
+                    [*command, "--after", str(after_s)],
                     stdout=stack.enter_context(log.open("w")),
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **limits(part)},
@@ -126,16 +130,17 @@ def main() -> None:
     parser.add_argument("work", nargs="*", default=list(WORK))
     parser.add_argument("--client", nargs=2)
     parser.add_argument("--trials", type=int, default=2)
+    parser.add_argument("--after", type=float, default=0.0, help="from the kill to giving back")
     given = parser.parse_args()
     if given.client:
-        compute(*given.client)
+        compute(*given.client, given.after)
     with tempfile.TemporaryDirectory() as temporary:
         for work in given.work:
             for number in range(given.trials):
                 scratch = Path(temporary) / f"{work}-{number}"
                 scratch.mkdir()
                 with shared_device(scratch):  # of its own: what one trial broke is not the next's
-                    print(f"{work}: {trial(work, scratch)}", flush=True)
+                    print(f"{work}: {trial(work, scratch, given.after)}", flush=True)
 
 
 if __name__ == "__main__":

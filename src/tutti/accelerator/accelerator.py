@@ -113,6 +113,13 @@ class Accelerator(ABC):
         """Undo `pin`, before the memory goes: its address may come back with other pages behind."""
         del memory
 
+    def unpin_later(self, memory: Tensor) -> None:
+        """Undo `pin` once nothing of a process that was lost can use the memory; it stays mapped.
+
+        Where the device does not mind, that is at once.
+        """
+        self.unpin(memory)
+
     # --- streams ---------------------------------------------------------------------------
 
     @abstractmethod

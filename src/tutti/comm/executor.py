@@ -309,6 +309,7 @@ class Executor:
             peer=value["peer"],
             operation=value["operation"],
         )
+        self._owner.lost = True
         self._mesh.tell_all(Kind.ABORT, value)
         for run in list(self._runs.values()):
             run.fail(self.failure)

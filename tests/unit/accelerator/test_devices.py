@@ -130,3 +130,41 @@ def test_names_of_the_catalog() -> None:
     assert catalog_name("NVIDIA H200", 141 * 10**9) == "H200"
     assert catalog_name("No Such Chip", 1) == "No Such Chip"
     assert kunlun.CHIP in shipped().chips
+
+
+def test_memory_of_a_lost_process_is_taken_back_when_memory_is_pinned_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tutti.accelerator.devices import cuda
+
+    registered, now = set[int](), [100.0]
+
+    def register(address: int, size: int, flags: int) -> int:
+        assert size
+        assert not flags
+        known = address in registered
+        registered.add(address)
+        return int(known)  # the driver refuses memory that it has
+
+    def unregister(address: int) -> int:
+        registered.remove(address)
+        return 0
+
+    driver = types.SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(cuda.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ModuleAccelerator, "__init__", lambda self, **_: None)
+    monkeypatch.setattr(cuda, "chip_name", lambda index: "any")
+    monkeypatch.setattr("tutti.accelerator.cuda.register_all", lambda: None)
+    accelerator = cuda.CudaAccelerator()
+    first, second, third = (torch.empty(4) for _ in range(3))
+    assert accelerator.pin(first)
+    accelerator.unpin_later(first)
+    now[0] += cuda.LOST_WORK_S / 2
+    assert accelerator.pin(second)
+    assert registered == {first.data_ptr(), second.data_ptr()}
+    now[0] += cuda.LOST_WORK_S
+    assert accelerator.pin(third)
+    assert registered == {second.data_ptr(), third.data_ptr()}
+    accelerator.unpin(second)
+    assert registered == {third.data_ptr()}

@@ -6,11 +6,15 @@ import mmap
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from tests.unit.comm.test_mesh_numbers import mesh_with
+from tutti.comm.entry.trust import Key, Secret
 from tutti.comm.frames import Frame, Kind, Tag
 from tutti.comm.mesh import _Incoming
+from tutti.comm.move import Buffers, HostMover
+from tutti.comm.transport.link import LinkOwner, Settings
 from tutti.comm.transport.shared import SharedReader
 
 BYTES = mmap.PAGESIZE
@@ -47,3 +51,21 @@ def test_memory_of_a_lost_rank_is_pinned_until_the_mesh_closes() -> None:
 
     mesh.close()
     assert pinned == set()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_memory_shared_with_a_killed_rank_is_given_back_later(lost: bool) -> None:
+    happened: list[str] = []
+
+    def told(name: str) -> Any:
+        return lambda *_: happened.append(name)
+
+    accelerator: Any = SimpleNamespace(unpin=told("at once"), unpin_later=told("later"))
+    owner = LinkOwner(
+        rank=0, key=Key(Secret(bytes(32))), settings=Settings(), reactor=None,
+        host_mover=HostMover(), device_mover=SimpleNamespace(drain=told("drained")),
+        accelerator=accelerator, buffers=Buffers(), replied=told("reply"), broken=told("break"),
+        lost=lost,
+    )  # type: ignore[arg-type]  # fmt: skip
+    owner.unpin(torch.empty(8))
+    assert happened == ["drained", "later" if lost else "at once"]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import torch
 from torch import Tensor
 
 from tutti.accelerator.devices import kunlun
 from tutti.accelerator.devices.module import ModuleAccelerator, catalog_name
+
+# Of processes that share a GPU (MPS), what one had under way when it was killed is ended by the
+# service some time later. Where the others gave memory that it had pinned, too, back to the driver
+# meanwhile, they had an illegal memory access at 6 of 7 kills.
+LOST_WORK_S = 20.0
 
 
 def count() -> int:
@@ -41,9 +47,12 @@ class CudaAccelerator(ModuleAccelerator):
             collective_backend="nccl",
             index=index,
         )
+        self._waiting: list[tuple[float, Tensor]] = []  # since when; memory to be taken back
 
     def pin(self, memory: Tensor) -> bool:
         """Register host memory with the driver, so that copies run at full speed."""
+        # whoever pins is in touch with all others again: what was lost is over
+        self._take_back(time.monotonic() - LOST_WORK_S)
         code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
         if int(code):
             self._forget_error()
@@ -53,6 +62,16 @@ class CudaAccelerator(ModuleAccelerator):
         """Take host memory back from the driver."""
         if int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())):
             self._forget_error()
+
+    def unpin_later(self, memory: Tensor) -> None:
+        """Take it back when memory is pinned in some later time."""
+        self._waiting.append((time.monotonic(), memory))
+
+    def _take_back(self, since: float) -> None:
+        ready = [memory for began, memory in self._waiting if began <= since]
+        self._waiting = [entry for entry in self._waiting if entry[0] > since]
+        for memory in ready:
+            self.unpin(memory)
 
     def _forget_error(self) -> None:
         """Clear what the runtime keeps of a failed call: the next kernel would be blamed for it."""

@@ -68,6 +68,7 @@ class LinkOwner:
     buffers: Buffers
     replied: Callable[[int, Kind, dict[str, Any]], None]  # a control frame came back
     broken: Callable[[int, str], None]  # the link to a rank broke, and how
+    lost: bool = False  # everything ended because of another rank, which may have been killed
 
     def caller(self, peer: int) -> Caller:
         """Return what greets a rank at the begin of a connection to it."""
@@ -81,7 +82,10 @@ class LinkOwner:
         """Undo it, once no copy is under way."""
         if self.accelerator is not None and self.device_mover is not None:
             self.device_mover.drain()
-            self.accelerator.unpin(memory)
+            if self.lost:
+                self.accelerator.unpin_later(memory)
+            else:
+                self.accelerator.unpin(memory)
 
     def mover(self, spans: Spans) -> Mover:
         """Return the mover for a message."""
