@@ -20,6 +20,7 @@ from tutti.collective import Group, Operation
 from tutti.comm.choice import Chooser, Named
 from tutti.comm.executor import OpenRun
 from tutti.comm.launch import Call, Launcher, Shared
+from tutti.comm.places import Topology
 from tutti.comm.transport.lane import Carried
 from tutti.comm.work import Work
 from tutti.errors import InputError
@@ -63,6 +64,11 @@ class Communicator:
     def ran(self) -> Counter[tuple[Operation, int, Named]]:
         """How often which program ran, by operation and bytes; whoever wants it anew clears it."""
         return self._launcher.ran
+
+    @property
+    def topology(self) -> Topology:
+        """The places of all ranks of the job."""
+        return self._shared.executor.topology
 
     def subgroup(self, ranks: Sequence[int], name: str = "") -> Communicator | None:
         """Return a communicator of some ranks; None on a rank that is not among them.

@@ -65,6 +65,7 @@ class Executor:
     ) -> None:
         self._owner = owner
         self.rank = owner.rank
+        self.topology = topology
         self.buffers: Buffers = owner.buffers
         self.native = NativeQueue(owner.reactor, self._native_failed, owner.accelerator)
         self.failure: CommError | None = None

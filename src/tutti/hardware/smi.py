@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MIB = 2**20
 
@@ -21,6 +21,33 @@ class Device:
     name: str
     memory_bytes: float
     numa: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryErrors:
+    """Errors of a chip's memory since its driver was loaded."""
+
+    uncorrected: int
+    corrected: int | None = None  # None: the tool does not show them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a tool shows of a chip at a moment; None: it does not."""
+
+    index: int  # among all chips of the tool
+    card: int
+    chip: int = 0  # of the card
+    well: bool | None = None
+    busy_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    errors: MemoryErrors | None = None
+
+    def with_errors(self, errors: MemoryErrors | None) -> Reading:
+        """Return it with the errors of its memory, which another call shows."""
+        return self if errors is None else replace(self, errors=errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +95,78 @@ def parse_npu(text: str) -> tuple[Device, ...]:
     return tuple(devices)
 
 
+_NPU_STATE = re.compile(
+    r"^\|\s*(?P<card>\d+)\s+\S+\s*\|\s*(?P<health>[A-Za-z]+)\s*\|\s*(?P<power>[\d.]+|-|NA)\s+"
+    r"(?P<heat>[\d.]+|-|NA)\s"
+)
+_NPU_LOAD = re.compile(
+    r"^\|\s*(?P<chip>\d+)(?:\s+\d+)?\s*\|\s*[0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+\s*\|\s*"
+    r"(?P<busy>[\d.]+|-|NA)\s+(?P<rest>.*)\|"
+)
+
+
+def npu_readings(text: str) -> tuple[Reading, ...]:
+    """Read what `npu-smi info` says of each chip now."""
+    readings: list[Reading] = []
+    state: re.Match[str] | None = None
+    for line in text.splitlines():
+        if match := _NPU_STATE.match(line):
+            state = match
+            continue
+        load = _NPU_LOAD.match(line)
+        if load is None or state is None:
+            continue
+        usage = _USAGE.findall(load["rest"])
+        busy = _number(load["busy"])
+        readings.append(
+            Reading(
+                index=len(readings),
+                card=int(state["card"]),
+                chip=int(load["chip"]),
+                well=state["health"].casefold() == "ok",
+                busy_ratio=None if busy is None else busy / 100,
+                memory_used_bytes=float(usage[-1][0]) * _MIB if usage else None,
+                power_watts=_number(state["power"]),
+                temperature_celsius=_number(state["heat"]),
+            )
+        )
+        state = None
+    return tuple(readings)
+
+
+_NPU_FIELD = re.compile(r"^\s*(?P<name>[A-Za-z][^:]*?)\s*:\s*(?P<value>\d+)\s*$")
+
+
+def npu_memory_errors(text: str) -> dict[int, MemoryErrors]:
+    """Read `npu-smi info -t ecc -i CARD`: per chip of a card; a chip's number ends its block."""
+    blocks: dict[int, MemoryErrors] = {}
+    counts = {"Double": 0, "Single": 0}
+    any_read = False
+    for line in text.splitlines():
+        field = _NPU_FIELD.match(line)
+        if field is None:
+            continue
+        counter = re.fullmatch(r"(?:HBM|DDR) (Single|Double) Bit Error Count", field["name"])
+        if counter:
+            counts[counter[1]] += int(field["value"])
+            any_read = True
+        elif field["name"] == "Chip ID" and any_read:
+            chip = int(field["value"])
+            blocks[chip] = MemoryErrors(uncorrected=counts["Double"], corrected=counts["Single"])
+            counts, any_read = {"Double": 0, "Single": 0}, False
+    if any_read:  # of one chip, whose number is not shown
+        blocks[0] = MemoryErrors(uncorrected=counts["Double"], corrected=counts["Single"])
+    return blocks
+
+
+def _number(text: str) -> float | None:
+    """Return a number of a table; None where it shows none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 _XPU_HEAD = re.compile(r"^\|\s*(?P<index>\d+)\s+(?P<name>\S.*?)\s{2,}\S+\s*\|\s*[0-9A-Fa-f]{8}:")
 _XPU_MEMORY = re.compile(r"(\d+)MiB\s*/\s*(\d+)MiB")
 
@@ -87,6 +186,40 @@ def parse_xpu(text: str) -> tuple[Device, ...]:
             devices.append(Device(index=int(head["index"]), name=head["name"], memory_bytes=size))
             head = None  # the L3 row that follows is no device memory
     return tuple(devices)
+
+
+_XPU_ERRORS = re.compile(r"\|\s*(?P<count>\d+|N/A)\s*\|\s*$")
+_XPU_HEAT = re.compile(r"\s(?P<heat>\d+)C\s")
+_XPU_POWER = re.compile(r"(?P<power>[\d.]+)W\s*/")
+_XPU_BUSY = re.compile(r"(?P<busy>\d+)%")
+
+
+def xpu_readings(text: str) -> tuple[Reading, ...]:
+    """Read what `xpu-smi` of Kunlunxin says of each chip now."""
+    readings: list[Reading] = []
+    head: tuple[int, str] | None = None
+    for line in text.splitlines():
+        if match := _XPU_HEAD.match(line):
+            errors = _XPU_ERRORS.search(line)
+            head = int(match["index"]), errors["count"] if errors else "N/A"
+            continue
+        memory = _XPU_MEMORY.search(line)
+        if head is None or memory is None:
+            continue
+        heat, power, busy = (e.search(line) for e in (_XPU_HEAT, _XPU_POWER, _XPU_BUSY))
+        readings.append(
+            Reading(
+                index=head[0],
+                card=head[0],
+                busy_ratio=float(busy["busy"]) / 100 if busy else None,
+                memory_used_bytes=float(memory[1]) * _MIB,
+                power_watts=float(power["power"]) if power else None,
+                temperature_celsius=float(heat["heat"]) if heat else None,
+                errors=MemoryErrors(uncorrected=int(head[1])) if head[1].isdecimal() else None,
+            )
+        )
+        head = None
+    return tuple(readings)
 
 
 def parse_topology(text: str) -> Topology:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tutti.errors import InputError
 from tutti.files import write_text
-from tutti.observe.samplers import Values
+from tutti.observe.samplers.sampler import Values
 
 REQUEST = "burst.json"
 EVERY_S = 0.1

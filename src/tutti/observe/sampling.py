@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tutti.errors import InputError
 from tutti.observe.bursts import EVERY_S, Burst, request_in
-from tutti.observe.samplers import Sampler, Values, host_samplers
+from tutti.observe.samplers.sampler import Closing, Sampler, Values
+from tutti.observe.samplers.this_host import host_samplers
 from tutti.observe.store import SeriesStore
 
 Say = Callable[[str], None]
@@ -57,9 +58,16 @@ class HostSampling:
         *,
         say: Say = lambda _: None,
         samplers: Sequence[Sampler] | None = None,
+        further: Sequence[Sampler] = (),
+        folders: Sequence[Path] = (),
         every_s: float = 1.0,
     ) -> None:
-        self._samplers = host_samplers(say) if samplers is None else samplers
+        """Sample into a store at `path`.
+
+        `samplers` are all there are, or those of this host with `further` ones; `folders` are those
+        whose file systems matter. What the host has no figures of is in `lacks`, once.
+        """
+        self.lacks: list[str] = []
         self._say, self._every = say, every_s
         self._stop = threading.Event()
         self._burst: Burst | None = None
@@ -69,6 +77,8 @@ class HostSampling:
         asked = request_in(path.parent)
         self._answered = "" if asked is None else asked.name  # of a process before this one
         self._store = SeriesStore(path)
+        own = host_samplers(self.lacks.append, folders, path.stem) if samplers is None else samplers
+        self._samplers = [*own, *further]
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
 
@@ -114,5 +124,8 @@ class HostSampling:
         """End sampling, and write what is left."""
         self._stop.set()
         self._thread.join()
+        for sampler in self._samplers:
+            if isinstance(sampler, Closing):
+                sampler.close()
         with contextlib.suppress(InputError):
             self._store.close()

@@ -89,12 +89,12 @@ class SeriesStore:
         """Take figures whose names are the same every second, which is faster."""
         minute = self._open.get(host)
         start = second - second % CHUNK
-        if minute is None or minute.start != start or minute.names != names:
+        if minute is None or minute.start != start:
             if minute is not None:
                 self._write(host, minute)
             minute = self._open[host] = _Minute(start, names)
             self._merge(host, minute)
-        minute.values[:, second - start] = row
+        minute.put(second - start, names, row)
 
     def flush(self, *, summaries: bool = True) -> None:
         """Write what is not yet in the file; without `summaries` only seconds, which is faster."""
@@ -116,8 +116,9 @@ class SeriesStore:
             "select layout, data from chunks where level = 1 and start = ? and host = ?",
             (minute.start, host),
         )
-        if rows and self._layouts_by_id().get(rows[0][0]) == minute.names:
-            minute.values[:] = _unpacked(rows[0][1], (len(minute.names), CHUNK))
+        if rows and (names := self._layouts_by_id().get(rows[0][0])) is not None:
+            for second, values in enumerate(_unpacked(rows[0][1], (len(names), CHUNK)).T):
+                minute.put(second, names, values)
 
     def _layouts_by_id(self) -> dict[int, tuple[str, ...]]:
         return {
@@ -127,32 +128,32 @@ class SeriesStore:
     def _write(self, host: str, minute: _Minute, *, whole: bool = False) -> None:
         """Write a minute; what sums it up only now and then, or where `whole` asks for it."""
         try:
-            layout = self._layout(minute.names)
-            self._put(1, minute.start, host, layout, minute.values)
+            self._put(1, minute.start, host, minute.names, minute.values)
             for level in LEVELS[1:]:
-                summary = self._summed(host, minute, level, layout)
+                summary = self._summed(host, minute, level)
                 done = minute.start + CHUNK - summary.start
                 if whole or done % _SUMMARY_EVERY_S == 0 or done == level * CHUNK:
-                    self._put(level, summary.start, host, layout, summary.table)
+                    self._put(level, summary.start, host, summary.names, summary.table)
             self._base.commit()
         except sqlite3.Error as error:
             raise _said(self._path, error) from None
 
-    def _put(self, level: int, start: int, host: str, layout: int, values: Floats) -> None:
+    def _put(
+        self, level: int, start: int, host: str, names: tuple[str, ...], values: Floats
+    ) -> None:
         self._base.execute(
             "insert or replace into chunks values (?, ?, ?, ?, ?)",
-            (level, start, host, layout, _packed(values)),
+            (level, start, host, self._layout(names), _packed(values)),
         )
 
-    def _summed(self, host: str, minute: _Minute, level: int, layout: int) -> _Summary:
+    def _summed(self, host: str, minute: _Minute, level: int) -> _Summary:
         """Take a minute into its row of a higher level."""
         start = minute.start - minute.start % (level * CHUNK)
         summary = self._summaries.get((host, level))
-        if summary is None or (summary.start, summary.layout) != (start, layout):
+        if summary is None or summary.start != start:
             if summary is not None:
-                self._put(level, summary.start, host, summary.layout, summary.table)
-            summary = _Summary(start, layout, self._summary_table(host, minute, level, layout))
-            self._summaries[host, level] = summary
+                self._put(level, summary.start, host, summary.names, summary.table)
+            summary = self._summaries[host, level] = self._summary(host, start, level)
         count, first = CHUNK // level, (minute.start - start) // level
         parts = minute.values.reshape(len(minute.names), count, level)
         filled = np.isfinite(parts)
@@ -160,17 +161,21 @@ class SeriesStore:
         least = np.where(filled, parts, np.inf).min(axis=2)
         most = np.where(filled, parts, -np.inf).max(axis=2)
         mean = np.where(filled, parts, 0).sum(axis=2) / counts
+        rows = summary.rows_of(minute.names)
         for index, values in enumerate((least, mean, most)):
-            summary.table[:, index, first : first + count] = np.where(some, values, np.nan)
+            summary.table[rows, index, first : first + count] = np.where(some, values, np.nan)
         return summary
 
-    def _summary_table(self, host: str, minute: _Minute, level: int, layout: int) -> Floats:
+    def _summary(self, host: str, start: int, level: int) -> _Summary:
+        """Return the row of a higher level that begins then, with what the file has of it."""
         row = self._base.execute(
-            "select data from chunks where level = ? and start = ? and host = ? and layout = ?",
-            (level, minute.start - minute.start % (level * CHUNK), host, layout),
+            "select layout, data from chunks where level = ? and start = ? and host = ?",
+            (level, start, host),
         ).fetchone()
-        shape = (len(minute.names), 3, CHUNK)
-        return _unpacked(row[0], shape) if row else np.full(shape, np.nan, np.float32)
+        names = self._layouts_by_id().get(row[0], ()) if row else ()
+        shape = (len(names), 3, CHUNK)
+        table = _unpacked(row[1], shape) if names else np.full(shape, np.nan, np.float32)
+        return _Summary(start, names, table)
 
     def _layout(self, names: tuple[str, ...]) -> int:
         if names not in self._layouts:
@@ -245,21 +250,47 @@ class SeriesStore:
             ) from None
 
 
-class _Minute:
+class _Table:
+    """Values by figure, to which further figures may come: what came or went leaves the others."""
+
+    def __init__(self, start: int, names: tuple[str, ...], values: Floats) -> None:
+        self.start, self.names, self.table = start, names, values
+        self._rows: dict[tuple[str, ...], slice | list[int]] = {names: slice(None)}
+
+    def rows_of(self, names: tuple[str, ...]) -> slice | list[int]:
+        """Return the rows of figures, in their order, made where there are none."""
+        if names not in self._rows:
+            known = set(self.names)
+            new = tuple(name for name in names if name not in known)
+            if new:
+                self.names += new
+                empty = np.full((len(new), *self.table.shape[1:]), np.nan, np.float32)
+                self.table = np.concatenate([self.table, empty])
+                self._rows.clear()
+            index = {name: i for i, name in enumerate(self.names)}
+            self._rows[names] = [index[name] for name in names]
+        return self._rows[names]
+
+
+class _Minute(_Table):
     """A minute of a host that is not yet in the file."""
 
     def __init__(self, start: int, names: tuple[str, ...]) -> None:
-        self.start, self.names = start, names
-        self.values: Floats = np.full((len(names), CHUNK), np.nan, np.float32)
+        super().__init__(start, names, np.full((len(names), CHUNK), np.nan, np.float32))
+
+    @property
+    def values(self) -> Floats:
+        """The numbers, by figure and second."""
+        return self.table
+
+    def put(self, second: int, names: tuple[str, ...], values: Floats) -> None:
+        """Take a second's values."""
+        rows = self.rows_of(names)
+        self.table[rows, second] = values
 
 
-@dataclass(slots=True)
-class _Summary:
+class _Summary(_Table):
     """A row of a higher level, which minutes fill."""
-
-    start: int
-    layout: int
-    table: Floats
 
 
 def _packed(values: Floats) -> bytes:

@@ -20,7 +20,7 @@ from tutti.observe.bursts import (
     request_in,
     take_back,
 )
-from tutti.observe.samplers import Values
+from tutti.observe.samplers.sampler import Values
 from tutti.observe.sampling import HostSampling
 
 

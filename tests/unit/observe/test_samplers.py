@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tutti.observe.figures import FIGURES, key
-from tutti.observe.samplers import ChipSampler, HostSampler, NicSampler
+from tutti.observe.samplers.host import HostSampler
+from tutti.observe.samplers.nic import NicSampler
 from tutti.observe.step_figures import JUDGED_FIGURES, POOL_FIGURES, STEP_FIGURES
 
 
@@ -70,36 +70,8 @@ def test_a_bare_machine_has_nothing_and_says_so(tmp_path: Path) -> None:
     assert len(said) == 2
 
 
-def test_chips() -> None:
-    def refuses(*_: object) -> None:
-        raise RuntimeError("not supported")
-
-    library = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda i: i,
-        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50),
-        nvmlDeviceGetMemoryInfo=lambda chip: SimpleNamespace(used=chip + 1),
-        nvmlDeviceGetPowerUsage=lambda _: 250_000,
-        nvmlDeviceGetTemperature=refuses,
-        nvmlDeviceGetClockInfo=lambda *_: 1980,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: 4,
-        nvmlDeviceGetTotalEccErrors=refuses,
-    )
-    values = ChipSampler(library=library).sample()
-    assert values[key("chip_busy_ratio", "1")] == 0.5
-    assert values[key("chip_memory_used_bytes", "1")] == 2
-    assert values[key("chip_power_watts", "0")] == 250
-    assert values[key("chip_clock_hertz", "0")] == 1.98e9
-    assert not any("temperature" in name or "ecc" in name for name in values)
-    said: list[str] = []
-    broken = SimpleNamespace(nvmlInit=refuses)
-    assert ChipSampler(said.append, broken).sample() == {}
-    assert said == ["no figures of chips (not supported)"]
-
-
 def test_names_follow_prometheus_rules() -> None:
-    units = ("ratio", "bytes", "seconds", "watts", "celsius", "hertz", "total", "reasons")
+    units = ("ratio", "bytes", "seconds", "watts", "celsius", "hertz", "total", "reasons", "code")
     for name, figure in FIGURES.items():
         assert name.endswith(tuple(f"_{unit}" for unit in units)), name
         assert (figure.kind == "counter") == name.endswith("_total")

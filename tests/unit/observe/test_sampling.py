@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from tutti.observe.samplers import Values
+from tutti.observe.samplers.sampler import Values
 from tutti.observe.sampling import HostSampling, Rates
 from tutti.observe.store import SeriesStore
 

@@ -19,7 +19,7 @@ from tutti.errors import TuttiError
 from tutti.observe.pulse import Pulse
 from tutti.observe.rank_series import FILE, JOB, rank_names
 from tutti.observe.ring import Kind, Listed, Ring
-from tutti.observe.samplers import host_samplers
+from tutti.observe.samplers.this_host import host_samplers
 from tutti.observe.sampling import Rates
 from tutti.observe.store import SeriesStore
 

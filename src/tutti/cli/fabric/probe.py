@@ -56,7 +56,7 @@ def _be_agent(file: ProbeFile, host: str, seconds: float | None, keep: Path | No
     agent = ProbeAgent(file, host, sender.send)
     sampling = None
     if keep is not None:
-        from tutti.observe.samplers import NicSampler
+        from tutti.observe.samplers.nic import NicSampler
         from tutti.observe.sampling import HostSampling
 
         sampling = HostSampling(keep, samplers=[agent, NicSampler()])

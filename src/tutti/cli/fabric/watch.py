@@ -97,7 +97,7 @@ def _watch_here(seconds: float, *, as_json: bool) -> None:
     import time
 
     from tutti.observe.figures import label_of
-    from tutti.observe.samplers import NicSampler
+    from tutti.observe.samplers.nic import NicSampler
     from tutti.observe.sampling import Rates
 
     sampler, rates = NicSampler(), Rates()

@@ -60,13 +60,13 @@ def driver_counters(nic: str) -> dict[str, int]:
     }
 
 
-def pause_figures(counters: Mapping[str, int]) -> dict[str, float]:
-    """Return the pauses among a driver's counters, by the figures' names."""
-    pauses: dict[str, float] = {}
+def driver_figures(counters: Mapping[str, int]) -> dict[str, float]:
+    """Return what is known of a driver's counters, by the figures' names."""
+    figures: dict[str, float] = {}
     for figure, pattern in counter_names("driver").items():
         own = [value for name, value in counters.items() if pattern.fullmatch(name)]
         if own and figure == "nic_paused_microseconds":
-            pauses["nic_paused_seconds_total"] = sum(own) / 1e6
+            figures["nic_paused_seconds_total"] = sum(own) / 1e6
         elif own:
-            pauses[figure] = float(sum(own))
-    return pauses
+            figures[figure] = float(sum(own))
+    return figures

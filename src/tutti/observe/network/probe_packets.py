@@ -48,6 +48,8 @@ class ProbeKind(IntEnum):
     TRAIN = 2
     TRACE = 3  # its time to live ends on the way
     KNOCK = 4  # to a port that nobody has: the kernel there answers
+    ECHO = 5  # to be answered at once
+    ANSWER = 6  # to an echo: its number, and when it was sent, later by what the answer took
 
 
 class Probe(NamedTuple):
@@ -86,6 +88,15 @@ def pack(kind: ProbeKind, number: int, source: int, sequence: int) -> bytes:
     return _PACKET.pack(_MARK, kind, number, source, nonce, sequence, time.time_ns())
 
 
+def answer(echo: Probe, held_ns: int) -> bytes:
+    """Return the answer to an echo that lay here for so long: it says when it was sent, without."""
+    nonce = random.getrandbits(32)
+    sent_ns = echo.sent_ns + max(0, held_ns)
+    return _PACKET.pack(
+        _MARK, ProbeKind.ANSWER, echo.number, echo.source, nonce, echo.sequence, sent_ns
+    )
+
+
 def unpack(data: bytes) -> Probe | None:
     """Read a packet; None: it is not one of ours."""
     if len(data) < PACKET_BYTES or data[:4] != _MARK:
@@ -120,6 +131,21 @@ class Receiving:
         except OSError as error:
             self._socket.close()
             raise InputError(f"{address}:{port}: {os.strerror(error.errno or 0)}") from None
+
+    def fileno(self) -> int:
+        """Return its descriptor, to wait for packets."""
+        return self._socket.fileno()
+
+    def send(self, data: bytes, to: tuple[str, int]) -> bool:
+        """Send a packet from the port that others send to; say whether it left."""
+        for _ in range(2):  # an earlier packet's error is told once, in the place of this one
+            try:
+                self._socket.sendto(data, to)
+                return True
+            except OSError as error:
+                if error.errno not in _REFUSED:
+                    raise
+        return False
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield what has come since the last call."""

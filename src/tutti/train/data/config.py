@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tutti.document import Above, AtLeast, AtMost, Count, Natural, Place, build_fields, plain_fields
@@ -140,3 +141,10 @@ class DataConfig:
             raise ValueError("'train' is empty; name at least one source")
         if self.holdout and self.validation:
             raise ValueError("'holdout' and 'validation' are both given; choose one")
+
+    def folders(self, base: Path) -> list[Path]:
+        """Return the folders of files that sources name, as seen from the file that names them."""
+        paths = [source.path for source in (*self.train, *self.validation)]
+        own = [path for path in paths if path and "://" not in path]
+        named = [base / Path(path).expanduser() for path in own if not path.startswith(SHIPPED)]
+        return [path if path.is_dir() else path.parent for path in named]

@@ -153,6 +153,7 @@ class MeasureConfig:
     noise_every: Natural = 0  # steps between two of the gradient's noise scale; 0: never
     tensors: str = ""  # a folder for every step's gradients and weights, which `tutti align` reads
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    probes: bool = True  # between hosts that talk to each other: a packet per second and NIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,7 @@ class Worker:
         self.history = History(first_step=self.progress.step)
         self._stack = stack
         self.engine.recorder.ring = open_ring(context, self.engine, self.progress.step, stack)
-        sample_host(context, stack)
+        sample_host(context, joined.comm, stack)
 
     def _answers(self) -> AnswerLoss | None:
         """Return how answers are compared, if they are; before the run's own weights are loaded."""

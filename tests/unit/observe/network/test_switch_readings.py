@@ -12,7 +12,7 @@ from tutti.bench.beds.namespaces import Namespaces, visiting, why_not
 from tutti.cli import main
 from tutti.errors import InputError
 from tutti.fabric.queues import QueueFlow, QueueNetwork, QueueRules
-from tutti.observe.network.driver_counters import driver_counters, pause_figures
+from tutti.observe.network.driver_counters import driver_counters, driver_figures
 from tutti.observe.network.switch_readings import PortLinks, read_updates, readings
 
 LINE = 12.5e9
@@ -154,7 +154,7 @@ def test_drivers_names_of_pauses_are_known() -> None:
         "rx_prio3_pause": 4, "rx_prio4_pause": 1, "rx_prio3_pause_duration": 2_500_000,
         "tx_prio3_pause": 9, "rx_prio3_bytes": 77, "rx_prio3_pause_transition": 5,
     }  # fmt: skip
-    assert pause_figures(counters) == {
+    assert driver_figures(counters) == {
         "nic_pause_frames_received_total": 5.0,
         "nic_pause_frames_sent_total": 9.0,
         "nic_paused_seconds_total": 2.5,

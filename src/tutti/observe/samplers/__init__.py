@@ -1,0 +1,1 @@
+"""Samplers: what a host, its NICs, its file systems and its chips count."""
