@@ -94,6 +94,8 @@ FIGURES = {
         _figure("chip_link_crc_errors_total", "link", "checksums of it that were wrong"),
         _figure("chip_link_replays_total", "link", "packets that it sent again"),
         _figure("chip_link_recoveries_total", "link", "how often it was trained again"),
+        _figure("slow_chip_ratio", "chip", "times as long as a chip should take, since it is slow"),
+        _figure("slow_wire_ratio", "wire", "the same of a wire, or of the link between two"),
         _figure("rank_step_seconds", "rank", "a rank's last step, from its begin to its end"),
         _figure("rank_compute_seconds", "rank", "its last step in passes and the optimizer"),
         _figure("rank_communication_seconds", "rank", "waiting for the network itself"),

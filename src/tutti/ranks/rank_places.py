@@ -9,11 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tutti.models.spec import ModelSpec
 from tutti.ownership.ownership import Ownership
 from tutti.plan.plan import Plan, RankMap, RankPlace, Replica, Stage
+from tutti.schedule.instruction import Lane
 from tutti.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tutti.simulate.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +145,15 @@ def class_at(schedule: Schedule, place: RankPlace) -> int:
     return next(
         i for i, c in enumerate(schedule.classes) if (c.pipeline, c.stage, c.replica) == wanted
     )
+
+
+def compute_seconds(seats: Seats, estimate: Estimate) -> list[float]:
+    """Return the seconds that each rank of a plan should compute in a step."""
+    classes = []
+    for rank_class, costs in zip(
+        estimate.schedule.classes, estimate.priced.costs.classes, strict=True
+    ):
+        pairs = zip(rank_class.instructions, costs.seconds.tolist(), strict=True)
+        classes.append(sum(s for entry, s in pairs if entry.lane is Lane.COMPUTE))
+    places = (seats.map.place(rank) for rank in range(seats.num_ranks))
+    return [classes[class_at(estimate.schedule, place)] for place in places]

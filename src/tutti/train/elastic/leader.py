@@ -24,7 +24,9 @@ from tutti.elastic.restore import restored
 from tutti.errors import InputError
 from tutti.launch.identity import used_chips
 from tutti.launch.secret import Secret
-from tutti.observe.folder import PLAN_FILE
+from tutti.observe import slow_series
+from tutti.observe.folder import PLAN_FILE, SERIES
+from tutti.observe.slow_series import SlowSeries
 from tutti.plan.files import load_plan, plan_hash
 from tutti.ranks.local_processes import RankEvent
 from tutti.train.elastic.adapt import Adapter, in_words
@@ -92,6 +94,8 @@ class Leader:
             job, self.controller, lambda: self._settler.current, self.config.hang_after_s
         )
         self._adapter = Adapter(job, self._settler, self.decided)
+        path = job.config.folder / SERIES / slow_series.FILE
+        self._slow_series = SlowSeries(path, say=self.say)
         self._wishes = OperatorRequests(job.config.folder)
         self.controller.watch = self._watch
 
@@ -100,6 +104,7 @@ class Leader:
         self._adapter.close()
         self.controller.close()
         self.figures.close()
+        self._slow_series.close()
         for server in self._servers:
             server.close()
         self._journal.close()
@@ -230,6 +235,7 @@ class Leader:
         for told in wires:
             self.decided("slow" if told.slow else "well again", f"{in_words(told.ends)} {told.why}")
             adapter.wire_became(told.ends, told.factor)
+        self._slow_series.write(adapter.slow, adapter.slow_wires)
 
     def _passed(self, rank: int, chip: str, kind: str, values: dict[str, Any]) -> None:
         if kind == "done":

@@ -11,16 +11,15 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from tutti.diagnose.slow import Recovery, SlowRanks, Verdict
+from tutti.diagnose.slow_parts import Wire, traffic_of
 from tutti.diagnose.slow_wires import Edge, Ends, SlowWires, Traffic, WireVerdict
 from tutti.elastic.membership import Membership
 from tutti.hardware.wires import wire_of
 from tutti.plan.plan import Plan
-from tutti.ranks.rank_places import Seats, class_of
-from tutti.schedule.instruction import Lane
+from tutti.ranks.rank_places import Seats, compute_seconds
 from tutti.train.elastic.better_plan import position_of
 from tutti.train.run.planning import Job
 
-Wire = tuple[int, int, float, float]  # from a rank to a rank: bytes, busy seconds
 _AGAIN = "is as quick as it should be again"
 Part = TypeVar("Part", bound=Hashable)
 
@@ -77,16 +76,7 @@ class SlowWatch:
     def _expected(self, plan: Plan) -> list[float]:
         """Return the seconds that each rank of a plan should compute in a step."""
         predicted = replace(self._job, plan=plan).predicted()
-        seats = Seats(plan, self._job.spec)
-        classes = []
-        for rank_class, costs in zip(
-            predicted.schedule.classes, predicted.priced.costs.classes, strict=True
-        ):
-            pairs = zip(rank_class.instructions, costs.seconds.tolist(), strict=True)
-            classes.append(sum(s for entry, s in pairs if entry.lane is Lane.COMPUTE))
-        return [
-            classes[class_of(predicted.schedule, seats[rank])] for rank in range(plan.num_ranks)
-        ]
+        return compute_seconds(Seats(plan, self._job.spec), predicted)
 
 
 class WireWatch:
@@ -112,12 +102,7 @@ class WireWatch:
             self._wires, self._known = SlowWires(), _Known(slow)
             chips = [position_of(seat.chip) for seat in members.seats]
             self._names = [wire_of(self._job.cluster, chip) for chip in chips]
-        traffic = dict[Edge, Traffic]()
-        for home, away, size, busy_s in wires:
-            edge = (self._names[home], self._names[away])
-            if edge[0] != edge[1]:
-                before = traffic.get(edge, Traffic(0.0, 0.0))
-                traffic[edge] = Traffic(before.bytes + size, before.busy_s + busy_s)
+        traffic = traffic_of(self._names, wires)
         verdicts = [
             replace(verdict, factor=self._known.factor(verdict.ends, verdict.factor))
             for verdict in self._wires.step(number, step_s, traffic)

@@ -18,17 +18,22 @@ import torch
 
 from tutti.comm import Communicator
 from tutti.comm.work import Work
+from tutti.diagnose.slow_parts import SlowParts
 from tutti.errors import InputError
+from tutti.hardware.wires import wire_of
 from tutti.launch.secret import all_here
 from tutti.models.flops import flops_per_token
+from tutti.observe import slow_series
 from tutti.observe.alert_watch import alert_watch
 from tutti.observe.folder import METRICS, SERIES, TENSORBOARD
 from tutti.observe.prometheus import Prometheus
 from tutti.observe.rank_series import FILE, RankSeries
 from tutti.observe.record import NUM_TIMES, RankTimes, StepRecord, by_pool
 from tutti.observe.sinks import JsonLines, Sink, Sinks, TensorBoard, sink_of_others
+from tutti.observe.slow_series import SlowSeries
 from tutti.observe.trackers import MlFlow, WeightsAndBiases
-from tutti.ranks.rank_places import class_of
+from tutti.plan.plan import RankMap
+from tutti.ranks.rank_places import class_of, compute_seconds
 from tutti.schedule.instruction import Op, What
 from tutti.schedule.schedule import Schedule
 from tutti.simulate.estimate import Estimate
@@ -64,8 +69,10 @@ class Measure:
         self._lines: JsonLines | None = None
         self._series: RankSeries | None = None
         self._home: Home | None = None
-        # a controller is told of wires, too
-        self._wires = WireTimes(control) if context.led else None
+        self._slow: SlowParts | None = None
+        self._slow_series: SlowSeries | None = None
+        watches = context.led or bool(context.config.measure.alerts.every_s)
+        self._wires = WireTimes(control) if watches else None
         self._engine.recorder.expect(expected_seconds(engine, predicted))
 
     def mfu(self, seconds: float) -> float:
@@ -81,9 +88,13 @@ class Measure:
         self._sinks = Sinks(list(self._opened(after)))
         self._home = Home(self._context.config.folder)
         self._series = self._opened_series()
+        self._watch_slow()
         try:
             yield
         finally:
+            if self._slow_series is not None:
+                self._slow_series.close()
+            self._slow = self._slow_series = None
             if self._series is not None:
                 self._series.close()
             self._series = None
@@ -102,6 +113,22 @@ class Measure:
         except (OSError, InputError) as error:
             context.warn(f"figures of ranks are not kept ({error})")
             return None
+
+    def _watch_slow(self) -> None:
+        """Look from now on which chips and wires become slow, where alerts are wanted."""
+        context = self._context
+        if self._wires is None:
+            return
+        ranks = RankMap(context.plan)
+        chips = [ranks.place(rank).chip for rank in range(context.plan.num_ranks)]
+        self._slow = SlowParts(
+            compute_seconds(self._engine.seats, self._predicted),
+            [str(chip) for chip in chips],
+            [wire_of(context.job.cluster, chip) for chip in chips],
+        )
+        self._slow_series = SlowSeries(
+            context.config.folder / SERIES / slow_series.FILE, say=context.warn
+        )
 
     def _unwritten(self) -> list[StepRecord]:
         """Return the steps whose lines wait for the ranks' times."""
@@ -239,13 +266,17 @@ class Measure:
             return
         times = [RankTimes.of_values(values.tolist()) for values in everyone[:, :NUM_TIMES]]
         whole = dataclasses.replace(record, pools=by_pool(times, self._pools))
+        compute = [own.compute_s for own in times]
+        told = enumerate(everyone[:, NUM_TIMES:].tolist() if self._wires is not None else ())
+        wires = [wire for rank, numbers in told for wire in wires_of(rank, numbers)]
         if self._context.led:
-            compute = [own.compute_s for own in times]
-            told = enumerate(everyone[:, NUM_TIMES:].tolist())
-            wires = [wire for rank, numbers in told for wire in wires_of(rank, numbers)]
             self._context.events.send(
                 "times", step=record.step, step_s=record.seconds, compute_s=compute, wires=wires
             )
+        if self._slow is not None and self._slow_series is not None:
+            for text in self._slow.step(record.step, record.seconds, compute, wires):
+                self._context.say(text)
+            self._slow_series.write(self._slow.chips, self._slow.wires, at=record.at)
         if self._sinks is not None:
             self._sinks.write(whole)
         if self._series is not None:
