@@ -1,6 +1,7 @@
 """One thread of a CPU: our engine, transformers' continuous batching and its static batches.
 
     python benchmarks/serve_cpu_peers.py FOLDER [--minutes 6] [--rounds 2] [--requests 32]
+        [--dtypes fp32,bf16] [--engines tutti,continuous]
 
 All get the same prompts (16 to 256 tokens) at once and the same numbers of new tokens (16 to 128),
 and ignore the model's own end. First every engine serves a few of them in each dtype, then each in
@@ -137,7 +138,7 @@ class Turns:
 def compare(given: argparse.Namespace) -> None:
     """Find each engine's fastest dtype, then let all serve in turns."""
     turns, fastest = Turns(given), {}
-    for engine in ENGINES:
+    for engine in given.engines.split(","):
         best = 0.0
         for dtype in given.dtypes.split(","):
             row = turns.take(engine, dtype, FEW, TRIED * turns.left_s)
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--engines", default=",".join(ENGINES), help="that are compared")
     parser.add_argument("--by", choices=("tokens_per_s", "tokens_per_cpu_s"),
                         default="tokens_per_s")  # fmt: skip
     parser.add_argument("--engine", choices=ENGINES, help="serve with it alone")
