@@ -63,11 +63,16 @@ class EnginePrices:
 
     def stage_seconds(self, load: StepLoad) -> tuple[float, ...]:
         """Return the seconds of a step on each stage; the host's part is the first one's."""
-        own = self.stages[0].own
-        host = own.step_s if len(self.stages) == 1 else own.staged_step_s
         each = [self.part_seconds(number, load) for number in self.distinct[0]]
         first, *others = (each[place] for place in self.distinct[1])
-        return (first + (host if self.lanes == 1 else 0.0), *others)
+        return (first + self.host_s, *others)
+
+    @property
+    def host_s(self) -> float:
+        """Seconds of the host between two steps, where no other lane's step hides them."""
+        own = self.stages[0].own
+        host = own.step_s if len(self.stages) == 1 else own.staged_step_s
+        return host if self.lanes == 1 else 0.0
 
     def part_seconds(self, stage: int, load: StepLoad) -> float:
         """Return the seconds of a step on one stage, without the host's part."""

@@ -80,6 +80,15 @@ class _Attention(NamedTuple):
         return self.layers * each
 
 
+class StageCurves(NamedTuple):
+    """A stage's nominal prices as numbers, for loops that are compiled."""
+
+    counts: FloatArray
+    products: FloatArray  # seconds of so many tokens
+    head: FloatArray  # of so many wanted rows; zeros where it is elsewhere
+    attention: FloatArray  # of each kind: layers, seconds per key, per pair, per row
+
+
 class StagePrices:
     """Prices steps on one stage."""
 
@@ -140,6 +149,20 @@ class StagePrices:
     def has_head(self) -> bool:
         """Whether logits are computed here."""
         return self.units[1] > self.model.head_unit
+
+    @property
+    def is_nominal(self) -> bool:
+        """Whether `curves` say what its steps take."""
+        return not self._fills and all(part.tables is None for part in self._attention)
+
+    def curves(self) -> StageCurves:
+        """Return its prices as numbers."""
+        return StageCurves(
+            _GRID,
+            np.array(self._products),
+            np.zeros(len(_GRID)) if self._head is None else np.array(self._head),
+            np.array([a[1:5] for a in self._attention], np.float64).reshape(-1, 4),
+        )
 
     @property
     def basis(self) -> str:

@@ -12,7 +12,7 @@ from tutti.cost.serving.engine_prices import EnginePrices
 from tutti.plan.plan import Plan
 from tutti.plan.serving import Limits
 from tutti.simulate.serving.requests import Requests
-from tutti.simulate.serving.simulated_engine import Job, SimulatedEngine, TimedStep
+from tutti.simulate.serving.simulated_engine import EngineRecord, Job, TimedStep
 
 F64 = NDArray[np.float64]
 QUEUE_POINTS = 480
@@ -114,9 +114,9 @@ def sum_up(
     prices: Sequence[EnginePrices],
     requests: Requests,
     jobs: Sequence[Job],
-    engines: Sequence[SimulatedEngine],
+    engines: Sequence[EngineRecord],
     steps: Sequence[TimedStep],
-    queue: Sequence[tuple[float, int, int]],
+    queue: F64,
 ) -> ServingResult:
     """Sum up a simulation; what was left out stands for as many requests as its equal saw."""
     assert plan.job.serving is not None
@@ -167,7 +167,7 @@ def _within(first: F64, per_token: F64, limits: Limits) -> float:
 
 
 def _steady(
-    begin: float, end: float, requests: Requests, engines: Sequence[SimulatedEngine]
+    begin: float, end: float, requests: Requests, engines: Sequence[EngineRecord]
 ) -> tuple[float, float]:
     """Return from when to when there was as much to do as there is in the long run.
 
@@ -175,7 +175,7 @@ def _steady(
     the beginning slots fill, which takes a part of the rest.
     """
     last = float(requests.times[-1]) if len(requests) else begin
-    queued = max((min(lane.waited_s for lane in e.lanes) for e in engines), default=begin)
+    queued = max((engine.waited_s for engine in engines), default=begin)
     until = max(last, queued)
     if until <= begin:
         return begin, end
@@ -191,12 +191,11 @@ def _came(first: F64, ended: F64, amounts: F64, span: tuple[float, float]) -> fl
     return float((np.clip(share, 0.0, 1.0) * amounts).sum())
 
 
-def _thinned(queue: Sequence[tuple[float, int, int]]) -> tuple[F64, F64, F64]:
+def _thinned(rows: F64) -> tuple[F64, F64, F64]:
     """Return the queue at few points, each the most of its slice."""
-    if not queue:
+    if not len(rows):
         empty = np.zeros(0)
         return empty, empty, empty
-    rows = np.asarray(queue, np.float64)
     size = -(-len(rows) // QUEUE_POINTS)
     starts = np.arange(0, len(rows), size)
     return (
@@ -207,7 +206,7 @@ def _thinned(queue: Sequence[tuple[float, int, int]]) -> tuple[F64, F64, F64]:
 
 
 def _use(
-    plan: Plan, number: int, prices: EnginePrices, engines: Sequence[SimulatedEngine], span: float
+    plan: Plan, number: int, prices: EnginePrices, engines: Sequence[EngineRecord], span: float
 ) -> EngineUse:
     pipeline = plan.pipelines[number]
     steps = sum(engine.used.steps for engine in engines)

@@ -7,10 +7,11 @@ many are simulated as feed one decode engine of each kind that they have routes 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tutti.cost.serving.engine_prices import (
     EnginePrices,
@@ -26,6 +27,9 @@ from tutti.errors import InputError
 from tutti.plan.check import embedded_cluster, embedded_model
 from tutti.plan.plan import Plan
 from tutti.plan.serving import Role
+from tutti.simulate.serving.dealing import Onward, dealt
+from tutti.simulate.serving.engine_groups import is_plain
+from tutti.simulate.serving.groups import simulate_groups
 from tutti.simulate.serving.requests import Requests
 from tutti.simulate.serving.result import ServingResult, sum_up
 from tutti.simulate.serving.simulated_engine import Job, Lane, SimulatedEngine, TimedStep
@@ -83,11 +87,16 @@ def simulate_serving(
     `every_engine` simulates equal engines each; `keep_steps` is how many steps a trace may have.
     """
     _require_short(deployment, requests)
-    run = _Run(deployment, requests, every_engine=every_engine, keep_steps=keep_steps)
+    copies = [pipeline.copies for pipeline in deployment.plan.pipelines]
+    shown = copies if every_engine else deployment.simulated()
+    plan, prices = deployment.plan, deployment.prices
+    if not keep_steps and all(is_plain(each, requests) for each in prices):
+        groups = simulate_groups(plan, prices, deployment.wires, shown, requests)
+        return sum_up(plan, prices, requests, groups.jobs, groups.engines, (), groups.queue)
+    run = _Run(deployment, requests, shown, keep_steps=keep_steps)
     run.go()
-    return sum_up(
-        deployment.plan, deployment.prices, requests, run.jobs, run.engines, run.steps, run.queue
-    )
+    engines, queue = [engine.record() for engine in run.engines], np.array(run.queue, np.float64)
+    return sum_up(plan, prices, requests, run.jobs, engines, run.steps, queue)
 
 
 def _require_short(deployment: Deployment, requests: Requests) -> None:
@@ -105,24 +114,22 @@ class _Run:
     """The state of one simulation."""
 
     def __init__(
-        self, deployment: Deployment, requests: Requests, *, every_engine: bool, keep_steps: int
+        self, deployment: Deployment, requests: Requests, shown: Sequence[int], *, keep_steps: int
     ) -> None:
         self._deployment, self._requests = deployment, requests
         self._keep = keep_steps
         plan = deployment.plan
         self.engines: list[SimulatedEngine] = []
         self._groups: list[list[SimulatedEngine]] = [[] for _ in deployment.prices]
-        copies = [pipeline.copies for pipeline in plan.pipelines]
-        self._shown = copies if every_engine else deployment.simulated()
         for p, prices in enumerate(deployment.prices):
-            for _ in range(self._shown[p]):
+            for _ in range(shown[p]):
                 engine = SimulatedEngine(
                     len(self.engines), p, prices, prefix=requests.shares_prefixes
                 )
                 self.engines.append(engine)
                 self._groups[p].append(engine)
-        self._dealt = _dealt(plan, self._shown, len(requests))
-        self._onward = _Onward(plan, self._shown)
+        self._dealt = dealt(plan, shown, len(requests)).tolist()
+        self._onward = Onward(plan, shown)
         self._sent = {engine.number: 0.0 for engine in self.engines}  # when its link is free
         self._bytes = [
             request_bytes(prices.model, Formats(cache=prices.engine.cache))
@@ -229,60 +236,3 @@ class _Run:
         tokens = (*self._requests.tokens(job.index), 1)
         lane = engine.take(job, tokens, job.output - 1, now)
         self._kick(engine, lane, now)
-
-
-def _dealt(plan: Plan, shown: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Return the requests that go to engines which are simulated, each with its group.
-
-    Groups have their shares of all requests evenly over time; equal engines take turns.
-    """
-    shares = {
-        group: pipeline.engine.share
-        for group, pipeline in enumerate(plan.pipelines)
-        if pipeline.engine is not None and pipeline.engine.role is not Role.DECODE
-        if pipeline.engine.share
-    }
-    copies = [pipeline.copies for pipeline in plan.pipelines]
-    given = dict.fromkeys(shares, 0)
-    dealt = []
-    for index in range(count):
-        group, furthest = -1, -math.inf
-        for each, share in shares.items():
-            behind = share * (index + 1) - given[each]
-            if behind > furthest:
-                group, furthest = each, behind
-        if given[group] % copies[group] < shown[group]:
-            dealt.append((index, group))
-        given[group] += 1
-    return dealt
-
-
-class _Onward:
-    """Deals what prefill engines began to groups of decode engines, by the routes' shares."""
-
-    def __init__(self, plan: Plan, shown: Sequence[int]) -> None:
-        copies = [pipeline.copies for pipeline in plan.pipelines]
-        self._routes = {
-            p: [(r.decode, r.share) for r in plan.routes if r.prefill == p]
-            for p in range(len(plan.pipelines))
-        }
-        # of what simulated prefill engines begin, so much goes to decode engines that are, too
-        self._kept = {
-            (r.prefill, r.decode): copies[r.prefill] * shown[r.decode]
-            / (shown[r.prefill] * copies[r.decode])
-            for r in plan.routes
-        }  # fmt: skip
-        self._given: dict[tuple[int, int], int] = {}
-        self._total: dict[int, int] = {}
-
-    def next(self, group: int) -> tuple[int, bool]:
-        """Return the group that goes on, and whether an engine of it that is simulated does."""
-        total = self._total.get(group, 0) + 1
-        self._total[group] = total
-        target = max(
-            self._routes[group],
-            key=lambda route: route[1] * total - self._given.get((group, route[0]), 0),
-        )[0]
-        given, kept = self._given.get((group, target), 0), self._kept[group, target]
-        self._given[group, target] = given + 1
-        return target, math.floor((given + 1) * kept) > math.floor(given * kept)

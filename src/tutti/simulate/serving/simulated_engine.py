@@ -103,6 +103,15 @@ class Used:
     most_pages: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """What an engine did, when all is over."""
+
+    group: int  # its pipeline
+    used: Used
+    waited_s: float  # until when somebody waited for each of its lanes
+
+
 class SimulatedEngine:
     """Takes requests, makes steps, says when they end."""
 
@@ -132,6 +141,10 @@ class SimulatedEngine:
         else:
             _enter(lane, job, request)
         return lane
+
+    def record(self) -> EngineRecord:
+        """Return what it did."""
+        return EngineRecord(self.group, self.used, min(lane.waited_s for lane in self.lanes))
 
     @staticmethod
     def held(lane: Lane) -> tuple[int, int]:
