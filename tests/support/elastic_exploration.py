@@ -19,7 +19,9 @@ import msgspec
 from tests.support.elastic_invariants import check, promptly, require_progress
 from tests.support.elastic_moves import moves
 from tests.support.elastic_world import Process, World, live_only
-from tutti.elastic.agent_state import Enter, Free, Leave
+from tutti.elastic.agent_state import AgentState, Enter, Free, Leave
+from tutti.elastic.events import Settle
+from tutti.elastic.membership import Membership
 from tutti.elastic.messages import Order, Report, Seat, Status
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -115,13 +117,13 @@ def digest_of_alike(world: World) -> bytes:
     return hashlib.blake2b(least, digest_size=12).digest()
 
 
-class _ByHost(tuple[Any, ...]):
+class ByHost(tuple[Any, ...]):
     """Entries of which each is of a host, in the order of hosts."""
 
     __slots__ = ()
 
 
-class _Names(tuple[Any, ...]):
+class Unordered(tuple[Any, ...]):
     """Things whose order only comes from hosts' names."""
 
     __slots__ = ()
@@ -131,20 +133,20 @@ def _signature(parts: Sequence[Any], host: int, total: int) -> bytes:
     """Return what can be said of a host without naming another."""
     mine = tuple(0 if other == host else 1 for other in range(total))
     return b"".join(
-        _renamed(part[host], mine) for part in parts if isinstance(part, _ByHost)
+        renamed(part[host], mine) for part in parts if isinstance(part, ByHost)
     ) + b"".join(
-        _renamed(part, mine) for part in parts if isinstance(part, _Names)
+        renamed(part, mine) for part in parts if isinstance(part, Unordered)
     )  # fmt: skip
 
 
 def _told(part: Any, names: Names, order: Sequence[int]) -> bytes:
-    if isinstance(part, _ByHost):
-        return b"".join(_renamed(part[host], names) for host in order)
-    return _renamed(part, names)
+    if isinstance(part, ByHost):
+        return b"".join(renamed(part[host], names) for host in order)
+    return renamed(part, names)
 
 
 @functools.lru_cache(maxsize=1 << 20)
-def _renamed(value: Any, names: Names) -> bytes:
+def renamed(value: Any, names: Names) -> bytes:
     return _ENCODER.encode(_with_names(value, names))
 
 
@@ -153,7 +155,7 @@ def _with_names(value: Any, names: Names) -> Any:
     if isinstance(value, str):
         at = 1 if value[:1] == "h" and value[1:].isdigit() else 2 if value[:2] == "p/" else 0
         return value if not at else f"{value[:at]}{names[int(value[at])]}{value[at + 1 :]}"
-    if isinstance(value, _Names):
+    if isinstance(value, Unordered):
         return sorted((_with_names(entry, names) for entry in value), key=_ENCODER.encode)
     if isinstance(value, tuple):
         return [_with_names(entry, names) for entry in value]
@@ -161,7 +163,7 @@ def _with_names(value: Any, names: Names) -> Any:
         return [_with_names(value.chip, names), value.process, value.incarnation]
     if isinstance(value, msgspec.Struct):
         fields = [(name, getattr(value, name)) for name in value.__struct_fields__]
-        return [_with_names(_Names(v) if name in _SETS else v, names) for name, v in fields]
+        return [_with_names(Unordered(v) if name in _SETS else v, names) for name, v in fields]
     return value
 
 
@@ -179,61 +181,94 @@ def key(world: World) -> bytes:
 
 def _parts(world: World) -> tuple[Any, ...]:
     members = world.members
-    newest = members.order
-    generation = {n: i for i, n in enumerate(sorted(_generations(world)))}
+    number = {n: i for i, n in enumerate(sorted(_generations(world)))}
+    telling = Telling(members.order, number.__getitem__)
+    hosts = range(len(world.agents))
+    return (
+        *telling.members(members),
+        ByHost(telling.known(members, host) for host in hosts),
+        ByHost(map(telling.agent, world.agents)),
+        ByHost(map(telling.process, world.processes)),
+        ByHost((telling.status(u.newest), telling.status(u.before)) for u in world.up),
+        ByHost((telling.order(d.newest), telling.order(d.before)) for d in world.down),
+        tuple(map(telling.question, world.asked)),
+        (world.faults, world.newcomers, world.late, world.wishes),
+    )
 
-    def reports(found: Sequence[Report]) -> Any:
-        return tuple((r.process, r.standing, generation[r.generation], r.step) for r in found)
 
-    def status(found: Status | None) -> Any:
-        return found and (found.order >= newest, reports(found.reports))
+class Telling:
+    """What tells the parts of a state apart, where the newest order has a number."""
 
-    def order(found: Order | None) -> Any:
+    def __init__(self, newest: int, generation: Callable[[int], int] = lambda number: number):
+        """Take the number of the newest order, and what generations are told by."""
+        self._newest, self._generation = newest, generation
+
+    def members(self, members: Membership) -> tuple[Any, ...]:
+        """Tell of the controller, without what it knows of hosts."""
+        return (
+            (members.phase, self._generation(members.generation), bool(members.why),
+             members.source, members.gentle, members.last, not self._newest),
+            Unordered(members.seats), Unordered(members.asked), Unordered(members.donors),
+            Unordered(members.drained), Unordered(members.counted),
+        )  # fmt: skip
+
+    def known(self, members: Membership, host: int) -> Any:
+        """Tell of what the controller knows of a host."""
+        name = f"h{host}"
+        known = members.host(name)
+        if known is None:
+            return None
+        told = (name, self._newest, known.status.number) in members.told
+        return known.silent, self.status(known.status), told
+
+    def agent(self, agent: AgentState | None) -> Any:
+        """Tell of an agent."""
+        if agent is None:
+            return None
+        leaving = tuple((n, self._generation(g), gently) for n, g, gently in agent.leaving)
+        return self.order(agent.order), self.reports(agent.reports), leaving
+
+    def process(self, found: Process | None) -> Any:
+        """Tell of a process."""
         if found is None:
             return None
-        seats = _Names(found.seats), _Names(found.donors)
-        words = found.kind, found.gentle, *seats, found.source
-        return found.number >= newest, generation[found.generation], words
-
-    def process(found: Process) -> Any:
-        mail = tuple(mailed(command) for command in found.mail)
-        seats = _Names(found.seats), _Names(found.donors)
-        own = found.number, found.standing, generation[found.generation], found.step
+        mail = tuple(map(self._mailed, found.mail))
+        seats = Unordered(found.seats), Unordered(found.donors)
+        generation = self._generation(found.generation)
+        own = found.number, found.standing, generation, found.step
         return (*own, *seats, found.source, mail, *found[8:])
 
-    def mailed(command: Enter | Free | Leave) -> Any:
+    def status(self, found: Status | None) -> Any:
+        """Tell of a status."""
+        return found and (found.order >= self._newest, self.reports(found.reports))
+
+    def order(self, found: Order | None) -> Any:
+        """Tell of an order."""
+        if found is None:
+            return None
+        seats = Unordered(found.seats), Unordered(found.donors)
+        words = found.kind, found.gentle, *seats, found.source
+        return found.number >= self._newest, self._generation(found.generation), words
+
+    def question(self, found: Settle | None) -> Any:
+        """Tell of a question to who settles generations."""
+        if found is None:
+            return None
+        left = Unordered((report.chip, self.reports((report,))) for report in found.left)
+        return Unordered(found.chips), found.last, left
+
+    def reports(self, found: Sequence[Report]) -> Any:
+        """Tell of what is said of processes."""
+        return tuple((r.process, r.standing, self._generation(r.generation), r.step) for r in found)
+
+    def _mailed(self, command: Enter | Free | Leave) -> Any:
         if isinstance(command, Free):
             return "free"
         if isinstance(command, Leave):
-            return generation[command.generation], command.gentle
+            return self._generation(command.generation), command.gentle
         found = command.order
-        seats = _Names(found.seats), _Names(found.donors)
-        return generation[found.generation], *seats, found.source
-
-    told = set(members.told)
-    known = {
-        name: (h.silent, status(h.status), (name, newest, h.status.number) in told)
-        for name, h in members.hosts
-    }  # fmt: skip
-    leaving = [
-        a and tuple((name, generation[g], gently) for name, g, gently in a.leaving)
-        for a in world.agents
-    ]
-    return (
-        (members.phase, generation[members.generation], bool(members.why), members.source,
-         members.gentle, members.last, not newest),
-        _Names(members.seats), _Names(members.asked), _Names(members.donors),
-        _Names(members.drained), _Names(members.counted),
-        _ByHost(known.get(f"h{h}") for h in range(len(world.agents))),
-        _ByHost((a and (order(a.order), reports(a.reports), left))
-                for a, left in zip(world.agents, leaving, strict=True)),
-        _ByHost(p and process(p) for p in world.processes),
-        _ByHost((status(u.newest), status(u.before)) for u in world.up),
-        _ByHost((order(d.newest), order(d.before)) for d in world.down),
-        tuple(q and (_Names(q.chips), q.last, _Names((r.chip, reports((r,))) for r in q.left))
-              for q in world.asked),
-        (world.faults, world.newcomers, world.late, world.wishes),
-    )  # fmt: skip
+        seats = Unordered(found.seats), Unordered(found.donors)
+        return self._generation(found.generation), *seats, found.source
 
 
 def _generations(world: World) -> set[int]:
