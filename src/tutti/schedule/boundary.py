@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tutti.plan.plan import Replica, Stage
+from tutti.plan.plan import Plan, Replica, Stage
+from tutti.schedule.instruction import What
 
 Interval = tuple[int, int]  # half-open
 
@@ -208,6 +209,15 @@ class Boundary:
             if (batch := _overlap(own.batch, part.batch)) is not None
             if (sequence := _overlap(own.sequence, part.sequence)) is not None
         ]
+
+
+def boundary_of(plan: Plan, pipeline: int, unit: int, what: What) -> Boundary:
+    """Return the wire that activations enter `unit` by, or gradients leave it by."""
+    stages = plan.pipelines[pipeline].stages
+    lower = next(s for s in stages if any(stop == unit for _, stop in s.units))
+    upper = next(s for s in stages if any(start == unit for start, _ in s.units))
+    ends = (lower, upper) if what is What.ACTIVATIONS else (upper, lower)
+    return Boundary(*ends, plan.job.sequence_length)
 
 
 def alike_copies(wire: Boundary) -> tuple[int, int, int]:

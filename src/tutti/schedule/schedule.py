@@ -16,7 +16,7 @@ from tutti.errors import InputError
 from tutti.ownership.buckets import Bucket, make_buckets, tied_apart
 from tutti.plan.job import ScheduleKind
 from tutti.plan.plan import Pipeline, Plan, Replica, Stage, chunks, covers
-from tutti.schedule.boundary import Boundary
+from tutti.schedule.boundary import Boundary, boundary_of
 from tutti.schedule.events import Event, stage_events
 from tutti.schedule.instruction import Instruction, Op, What
 from tutti.schedule.listing import Listing
@@ -49,13 +49,7 @@ class Schedule:
 
     def boundary(self, pipeline: int, unit: int, what: What) -> Boundary:
         """Return the wire that activations enter `unit` by, or gradients leave it by."""
-        stages = self.plan.pipelines[pipeline].stages
-        lower = next(s for s in stages if any(stop == unit for _, stop in s.units))
-        upper = next(s for s in stages if any(start == unit for start, _ in s.units))
-        length = self.plan.job.sequence_length
-        if what is What.ACTIVATIONS:
-            return Boundary(lower, upper, length)
-        return Boundary(upper, lower, length)
+        return boundary_of(self.plan, pipeline, unit, what)
 
 
 @contextlib.contextmanager

@@ -7,12 +7,13 @@ the first weight pass of the bucket on. `taken` bytes may be negative: memory is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tutti.models.parameters import ParameterClass
 from tutti.ownership.buckets import Bucket
-from tutti.ownership.ownership import Ownership, Span
+from tutti.ownership.ownership import Name, Ownership, Span
+from tutti.ownership.shard_overlaps import shared_cuts
 
 
 @dataclass(slots=True)
@@ -26,12 +27,18 @@ class ExchangeState:
     joint: int = 0  # in spans that others hold, too
     kept: int = 0  # of all spans, this rank's own part
     kept_joint: int = 0
+    crossing: int = 0  # of the kept ones: summed with other pipelines' at the end of the step
+    updated: int = 0  # by the optimizer at a time: of the largest span
+    # unit → kept elements of tied weights whose other end lies on other ranks
+    tied: dict[int, int] = field(default_factory=dict)
     stays: bool = False  # parameters that another unit uses, too, are never let go
     uses: int = 0  # passes that parameters were brought for
     here: bool = False  # brought parameters are on the chip
     made: set[int] = field(default_factory=set)  # units whose loose gradients are on the chip
     flat_here: bool = False
     reduced: bool = False  # this rank's part of the sums is on the chip
+    reductions: list[int] = field(default_factory=list)  # instructions of earlier micro-batches
+    fetched: bool = False  # this rank's part of the parameters came from the host
 
     @property
     def whole(self) -> int:
@@ -46,6 +53,8 @@ class ExchangeState:
     def begin(self) -> None:
         """Forget the step before."""
         self.uses, self.here, self.flat_here, self.reduced = 0, self.stays, False, False
+        self.fetched = False
+        self.reductions.clear()
         self.made.clear()
 
     def add(self, unit: int) -> int:
@@ -59,19 +68,21 @@ class ExchangeState:
             taken += self.total_flat
         return taken
 
-    def reduce(self) -> tuple[int, int]:
-        """Leave this rank its part of the sums; return what that takes at most, and in the end."""
+    def reduce(self) -> tuple[int, int, int]:
+        """Begin to leave this rank its part of the sums; return what is taken and given back.
+
+        And how much of what is taken goes when somebody waits for the sums: it is added to those
+        of earlier micro-batches, until then it lies beside them.
+        """
         if not self.flat_here:
-            return 0, 0
+            return 0, 0, 0
         self.flat_here = False
-        alone = self.total_flat - self.joint
+        was, self.reduced = self.reduced, True
         if self.level == 0:  # summed where they are
-            self.reduced = True
-            return 0, 0
-        given = self.joint + (alone if self.reduced else 0)
-        more = 0 if self.reduced else self.kept_joint
-        self.reduced = True
-        return self.kept_joint, more - given
+            return 0, 0, 0
+        alone = self.total_flat - self.joint
+        given = self.joint + (alone if was else 0)
+        return self.kept_joint, given, self.kept_joint if was else 0
 
     def forget(self) -> int:
         """Let go of the step's gradients; return how many there were."""
@@ -83,6 +94,16 @@ class ExchangeState:
         self.made.clear()
         self.flat_here = self.reduced = False
         return loose + vectors
+
+    def fetch(self) -> int:
+        """Take this rank's part of the parameters from the host; return how many there are."""
+        self.fetched = True
+        return self.kept
+
+    def leave(self) -> int:
+        """Let what was fetched go, which was gathered; return how many there were."""
+        was, self.fetched = self.fetched, False
+        return self.kept if was else 0
 
     def bring(self) -> int:
         """Bring parameters for a pass; return how many take memory for it."""
@@ -102,7 +123,11 @@ class ExchangeState:
 
 
 def exchange_states(
-    ownership: Ownership, buckets: Iterable[Bucket], place: tuple[int, int], rank: int
+    ownership: Ownership,
+    buckets: Iterable[Bucket],
+    place: tuple[int, int],
+    rank: int,
+    tied_apart: Container[Name] = (),
 ) -> Iterator[tuple[ParameterClass, ExchangeState]]:
     """Yield the exchanges of a rank's buckets, each once."""
     seen: set[tuple[int, ParameterClass]] = set()
@@ -114,20 +139,40 @@ def exchange_states(
             seen.add((start, kind))
             spans = ownership.kept_spans(bucket, kind, place[0])
             held = [span for span in spans if span.is_held_by(rank)]
-            yield kind, _state(held, range(start, stop), bucket.level(kind), rank)
+            state = _state(held, range(start, stop), bucket.level(kind), rank, tied_apart)
+            if state.level >= 2 and bucket.several_pipelines:
+                cuts = shared_cuts(ownership.by_pipeline(bucket, kind), rank).values()
+                state.crossing = sum(cut.stop - cut.start for some in cuts for cut in some)
+            yield kind, state
 
 
-def _state(spans: Iterable[Span], units: range, level: int, rank: int) -> ExchangeState:
+def _state(
+    spans: Iterable[Span], units: range, level: int, rank: int, tied_apart: Container[Name]
+) -> ExchangeState:
     state = ExchangeState(units, level, {}, {})
     for span in spans:
         alone = len(span.members) == 1
-        target = state.loose if alone and level == 0 else state.flat
+        own = span.own(rank) if level else slice(0, span.size)
+        tied = _kept_ends(span, own, tied_apart)
+        state.tied |= tied
+        target = state.loose if alone and level == 0 and not tied else state.flat
         for block in span.blocks:
             target[block.unit] = target.get(block.unit, 0) + block.size
-        own = span.own(rank)
-        kept = own.stop - own.start if level else span.size
+        kept = own.stop - own.start
         state.kept += kept
+        state.updated = max(state.updated, 0 if span.copied else kept)
         if not alone:
             state.joint += span.size
             state.kept_joint += kept
     return state
+
+
+def _kept_ends(span: Span, own: slice, tied_apart: Container[Name]) -> dict[int, int]:
+    """Return how many elements of tied weights a rank keeps of a span, by unit."""
+    kept, start = {}, 0
+    for block in span.blocks:
+        stop = start + block.size
+        if (block.unit, block.name) in tied_apart:
+            kept[block.unit] = max(0, min(own.stop, stop) - max(own.start, start))
+        start = stop
+    return kept

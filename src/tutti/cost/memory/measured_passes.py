@@ -10,7 +10,7 @@ backward pass; the gradient of a stream to the unit that it enters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from tutti.cost.memory.instruction_memory import MemoryFlow, MemoryModel, Static
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.plan.equal_instructions import Kinds
 from tutti.models.parameters import ParameterClass
+from tutti.plan.plan import covers
+from tutti.schedule.boundary import boundary_of, must_join
+from tutti.schedule.boundary_rows import wire_rows
 from tutti.schedule.instruction import Instruction, Lane, Op, Scope, What
 
 
@@ -43,8 +46,11 @@ class UnitBytes:
     collect: PassBytes  # adds to their sums what the weight pass left with the weights
     only_input: PassBytes  # of a step's only micro-batch, which leaves gradients with the weights
     only_weight: PassBytes
-    until_sums: PassBytes = NOTHING  # of a table's input pass, before it asks for the sum
-    update: float = 0.0  # by the optimizer, of all its weights together
+    # of the weight pass (of a table the input pass), before it first asks for sums of a class;
+    # what these passes say of themselves is what follows
+    until_sums: Mapping[ParameterClass, PassBytes] = field(default_factory=dict)
+    update: float = 0.0  # by the optimizer, of all weights but those of experts
+    expert_update: float = 0.0
     own_gradients: float = 0.0  # that the input pass leaves with the weights, added up from there
     recompute: PassBytes = NOTHING
     offload: PassBytes = NOTHING
@@ -87,6 +93,7 @@ class MeasuredMemory(MemoryModel):
         self._with_weights: set[int] = set()  # units whose weights have gradients by autograd
         self._received: set[tuple[int, int]] = set()  # streams: unit entered, micro-batch
         self._handed: dict[int, float] = {}  # unit → bytes of gradients that become sums
+        self._pieces: dict[tuple[bool, int, What], float] = {}  # bytes, by direction of a boundary
         self._under_way: dict[int, float] = {}  # instruction → bytes that it has until waited for
 
     def _of(self, unit: int) -> list[ExchangeState]:
@@ -139,13 +146,13 @@ class MeasuredMemory(MemoryModel):
     def change(self, entry: Instruction, index: int) -> PassBytes:
         """Return what the next instruction of the list takes; it is the one of that index."""
         done = sum(self._under_way.pop(earlier, 0.0) for earlier in entry.after)
-        taken = self._taken(entry)
+        taken = self._taken(entry, index)
         if entry.op in (Op.GATHER_PARAMETERS, Op.RECEIVE):  # until somebody waits for it
-            self._under_way[index] = taken.peak - taken.left
+            self._under_way[index] = self._under_way.get(index, 0.0) + taken.peak - taken.left
             taken = PassBytes(taken.peak, taken.peak)
         return in_order([PassBytes(0.0, -done), taken])
 
-    def _taken(self, entry: Instruction) -> PassBytes:
+    def _taken(self, entry: Instruction, index: int) -> PassBytes:
         units = range(entry.start, entry.stop)
         match entry.op:
             case Op.FORWARD:
@@ -160,7 +167,7 @@ class MeasuredMemory(MemoryModel):
             case Op.SEND:
                 # a stream stays with the unit that made it; a gradient leaves
                 sent = self.boundary() if entry.what is What.GRADIENTS else 0.0
-                return PassBytes(0.0, -sent)
+                return PassBytes(self._in_pieces(entry, sends=True), -sent)
             case Op.RECEIVE:
                 return self._receive(entry)
             case Op.CLIP_NORM:  # the step's tokens are forgotten
@@ -168,7 +175,9 @@ class MeasuredMemory(MemoryModel):
             case Op.STEP:
                 return self._step(units)
             case Op.GATHER_PARAMETERS | Op.REDUCE_GRADIENTS:
-                return self._collective(entry)
+                return self._collective(entry, index)
+            case Op.SYNC_TIED:
+                return self._tied_ends(entry, index)
             case Op.FETCH | Op.OFFLOAD:
                 return self._host_copy(entry)
         return NOTHING
@@ -190,7 +199,7 @@ class MeasuredMemory(MemoryModel):
                     passes.append(PassBytes(0.0, -tied))
                 continue
             if unit == 0:  # a table's gradient is added at once
-                passes += [measured.until_sums, self._new_sums(0)]
+                passes += self._until_sums(0)
             if unit in self._with_weights:  # those of an earlier micro-batch are added to
                 passes.append(PassBytes(0.0, -measured.own_gradients))
             passes.append(measured.backward_input)
@@ -228,9 +237,19 @@ class MeasuredMemory(MemoryModel):
         loose = sum(e.loose.get(unit, 0) for e in self._of(unit) if unit not in e.made)
         left = -self._measured.units[unit].collect.left
         self._handed[unit] = min(left, loose * self.precision.gradients.num_bytes)
-        handed = PassBytes(0.0, -self._handed[unit])
-        sums = in_order([self._new_sums(unit), handed]).left
-        return in_order([PassBytes(sums, sums), self._measured.units[unit].backward_weight])
+        passes = [PassBytes(0.0, -self._handed[unit])]
+        if unit:
+            passes += self._until_sums(unit)
+        return in_order([*passes, self._measured.units[unit].backward_weight, self._new_sums(unit)])
+
+    def _until_sums(self, unit: int) -> list[PassBytes]:
+        """A pass until it has all the sums that it asks for, which come class by class."""
+        asked = self._measured.units[unit].until_sums
+        passes: list[PassBytes] = []
+        for kind, until in asked.items():
+            own = any(k is kind and unit in e.units for k, e in self._exchanges)
+            passes += [until, self._new_sums(unit, kind if own else ParameterClass.DENSE)]
+        return passes
 
     def _collected(self, unit: int) -> PassBytes:
         """Let go of the gradients that a weight pass left with the weights."""
@@ -245,9 +264,12 @@ class MeasuredMemory(MemoryModel):
         self._with_weights.discard(unit)
         return in_order(passes)
 
-    def _new_sums(self, unit: int) -> PassBytes:
+    def _new_sums(self, unit: int, only: ParameterClass | None = None) -> PassBytes:
         """Take memory for the sums of a unit's gradients, where they have none."""
-        more = sum(exchange.add(unit) for exchange in self._of(unit))
+        kinds = (
+            self._exchanges if only is None else [own for own in self._exchanges if own[0] is only]
+        )
+        more = sum(exchange.add(unit) for _, exchange in kinds if unit in exchange.units)
         size = more * self.precision.gradients.num_bytes
         return PassBytes(size, size)
 
@@ -256,34 +278,79 @@ class MeasuredMemory(MemoryModel):
     def _receive(self, entry: Instruction) -> PassBytes:
         """A tensor-parallel group takes slices from the wire and joins them."""
         size, work = self.boundary(), self.rank_state.workload
-        joined = work.tp > 1 and not work.sequence_parallel
+        taken = size + self._in_pieces(entry, sends=False)
+        if must_join(self.rank_state.replica):
+            taken += size / work.tp
         if entry.what is What.ACTIVATIONS:
             self._received.add((entry.start, entry.micro_batch))
-        return PassBytes(size * (1 + 1 / work.tp if joined else 1), size)
+        return PassBytes(taken, size)
 
-    def _collective(self, entry: Instruction) -> PassBytes:
+    def _in_pieces(self, entry: Instruction, *, sends: bool) -> float:
+        """Return the bytes that cross a boundary in memory of their own."""
+        key = (sends, entry.start, entry.what)
+        if key not in self._pieces:
+            state = self.rank_state
+            wire = boundary_of(self.plan, state.place[0], entry.start, entry.what)
+            rows = wire_rows(wire, state.stage_rank, sends=sends)
+            apart = sum(len(each) for each in rows.places if not isinstance(each, slice))
+            self._pieces[key] = apart * state.model.hidden * state.workload.element_bytes
+        return self._pieces[key]
+
+    def _collective(self, entry: Instruction, index: int) -> PassBytes:
         kind = ParameterClass(entry.what.value)
         exchange = next(e for k, e in self._exchanges if k is kind and e.units[0] == entry.start)
         if entry.op is Op.GATHER_PARAMETERS:
             size = self.precision.parameters.num_bytes
+            self._under_way[index] = exchange.leave() * size
             brought = exchange.bring() if exchange.level == 3 else 0
             return PassBytes((exchange.joint + brought) * size, brought * size)
         if entry.scope is Scope.ALL and exchange.level >= 2:  # joins what pipelines reduced
-            return NOTHING
-        peak, left = exchange.reduce()
+            done = sum(self._under_way.pop(earlier, 0.0) for earlier in exchange.reductions)
+            joined = exchange.crossing * self.precision.gradients.num_bytes
+            self._under_way[index] = joined
+            return in_order([PassBytes(0.0, -done), PassBytes(joined, joined)])
+        taken, given, added = exchange.reduce()
         size = self.precision.gradients.num_bytes
-        return PassBytes(peak * size, left * size)
+        exchange.reductions.append(index)
+        self._under_way[index] = added * size
+        return PassBytes(taken * size, (taken - given) * size)
+
+    def _tied_ends(self, entry: Instruction, index: int) -> PassBytes:
+        """Tied weights whose ends lie apart: what is sent is copied, what comes waits."""
+        precision, owner = self.plan.job.precision, self.plan.tied_owner
+        upwards = entry.what is What.GRADIENTS
+        size = (precision.gradients if upwards else precision.parameters).num_bytes
+        ends = [(u, count) for _, e in self._exchanges for u, count in e.tied.items()]
+        taken = size * sum(count for _, count in ends)
+        comes = size * sum(count for unit, count in ends if (unit == owner) is upwards)
+        self._under_way[index] = comes
+        return PassBytes(taken, comes)
 
     # --- state ---------------------------------------------------------------------------
 
     def _step(self, units: range) -> PassBytes:
-        taken = 0.0
-        for unit in units:  # tensor by tensor, or this rank's part of one vector
-            whole = not any(exchange.level for exchange in self._of(unit))
-            flat = self.optimizer_parameters(unit) * self._measured.update
-            updates = self.optimizer_parameters(unit) > 0
-            taken += self._measured.units[unit].update * updates if whole else flat
-        return PassBytes(taken + self.decoded(units), -self._forgotten(units))
+        size, decoded = self.precision.gradients.num_bytes, self.decoded(units)
+        passes: list[PassBytes] = []
+        for kind, exchange in self._exchanges:
+            if not any(unit in exchange.units for unit in units):
+                continue
+            taken = self._updated(kind, exchange) + decoded
+            passes.append(PassBytes(taken, -exchange.forget() * size))
+            if covers(self.offload.parameters, exchange.units[0]):  # as they go to the host
+                home = exchange.kept * self.precision.parameters.num_bytes
+                passes.append(PassBytes(home, home))
+        return in_order(passes)
+
+    def _updated(self, kind: ParameterClass, exchange: ExchangeState) -> float:
+        """What an update takes: tensor by tensor, or of this rank's part of one vector."""
+        if exchange.level or not exchange.updated:
+            return exchange.updated * self._measured.update
+        units = [self._measured.units[unit] for unit in exchange.units]
+        if kind is ParameterClass.EXPERT:
+            return sum(unit.expert_update for unit in units)
+        apart = {u for k, e in self._exchanges if k is ParameterClass.EXPERT for u in e.units}
+        together = (self._measured.units[unit] for unit in exchange.units if unit not in apart)
+        return sum(unit.update for unit in units) + sum(unit.expert_update for unit in together)
 
     def _forgotten(self, units: range) -> float:
         """Let gradients go; return their bytes."""
@@ -304,12 +371,14 @@ class MeasuredMemory(MemoryModel):
         if entry.what is What.PARAMETERS and entry.op is Op.FETCH:
             return self._fetched_parameters(units)
         if entry.what is What.PARAMETERS:
-            return NOTHING
+            exchanges = {id(e): e for unit in units for e in self._of(unit)}.values()
+            gone = sum(exchange.kept for exchange in exchanges)
+            return PassBytes(0.0, -gone * self.precision.parameters.num_bytes)
         taken, given = self.effect(entry)
         return PassBytes(taken, taken - given)
 
     def _fetched_parameters(self, units: range) -> PassBytes:
-        exchanges = {id(e): e for unit in units for e in self._of(unit) if e.level < 3}
+        exchanges = {id(e): e for unit in units for e in self._of(unit)}.values()
+        brought = sum(e.bring() if e.level < 3 else e.fetch() for e in exchanges)
         size = self.precision.parameters.num_bytes
-        brought = sum(exchange.bring() for exchange in exchanges.values()) * size
-        return PassBytes(brought, brought)
+        return PassBytes(brought * size, brought * size)

@@ -18,7 +18,9 @@ from tutti.models.memory import Recompute, activation_bytes
 from tutti.models.operators import Workload
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
+from tutti.ownership.buckets import tied_apart
 from tutti.ownership.elements import Elements, RankElements
+from tutti.ownership.ownership import tied_ends
 from tutti.plan.plan import ExpertGroup, Plan, Replica, Stage, covers
 
 _CLASSES = tuple(ParameterClass)
@@ -275,7 +277,8 @@ class RankState:
         units = (unit for start, stop in self.stage.units for unit in range(start, stop))
         buckets = {(b := self._elements.bucket(unit)).start: b for unit in units}
         rank = ownership.first_rank(*place) + self.stage_rank
-        return exchange_states(ownership, buckets.values(), place, rank)
+        ends = tied_ends(self.model) if tied_apart(self.plan) else ()
+        return exchange_states(ownership, buckets.values(), place, rank, ends)
 
     def tied_above(self, unit: int) -> int:
         """Return how many of a unit's gradients another one makes: a tied table's, in the head.

@@ -1,13 +1,12 @@
 """Activations and gradients at the boundaries of stages that may differ in everything.
 
-`schedule.boundary` says who sends which rectangle of (batch, sequence) to whom; here rectangles
-become rows of a rank's tokens. A receiving tensor-parallel group without sequence parallelism takes
-slices from the wire and joins them over its own links.
+`schedule.boundary` says who sends which rectangle of (batch, sequence) to whom, and
+`schedule.boundary_rows` which rows of a rank's tokens these are. A receiving tensor-parallel group
+without sequence parallelism takes slices from the wire and joins them over its own links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,36 +15,9 @@ from torch import Tensor
 from tutti.nn.parallel.groups import Group, shares
 from tutti.ranks.links import Handle, Links, Then
 from tutti.ranks.rank_places import Seat, Seats
-from tutti.schedule.boundary import Holder, Rectangle, Transfer, held, holder, must_join, wanted
+from tutti.schedule.boundary_rows import wire_rows
 from tutti.schedule.instruction import What
 from tutti.schedule.schedule import Schedule
-
-
-class TokenRows:
-    """Which row of a rank's tokens each (sequence, position) is."""
-
-    def __init__(self, own: Holder, rectangles: Sequence[Rectangle], length: int) -> None:
-        self._first = own.batch[0]
-        self._grid = torch.full((own.batch[1] - own.batch[0], length), -1, dtype=torch.long)
-        ordered = sorted(
-            (sequence, order, part)
-            for order, (batch, part) in enumerate(rectangles)
-            for sequence in range(*batch)
-        )
-        row = 0
-        for sequence, _, (start, stop) in ordered:
-            self._grid[sequence - self._first, start:stop] = torch.arange(row, row + stop - start)
-            row += stop - start
-        self.count = row
-
-    def of(self, transfer: Transfer) -> slice | Tensor:
-        """Return the rows of a rectangle; a slice where they follow each other."""
-        (first, last), (start, stop) = transfer.batch, transfer.sequence
-        rows = self._grid[first - self._first : last - self._first, start:stop].flatten()
-        begin = int(rows[0])
-        if bool((rows == torch.arange(begin, begin + len(rows))).all()):
-            return slice(begin, begin + len(rows))
-        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +100,22 @@ class Boundaries:
         place = self._seat.place
         boundary = self._schedule.boundary(place.pipeline, unit, what)
         local = self._seat.rank - self._seats.map.first_rank(place.pipeline, place.stage)
-        own_stage, other = (
-            (boundary.sender, boundary.receiver) if sends else (boundary.receiver, boundary.sender)
-        )
-        own = holder(own_stage, local)
-        length = boundary.sequence_length
-        rows = TokenRows(own, (held if sends else wanted)(own, length), length)
+        rows = wire_rows(boundary, local, sends=sends)
         stages = self._schedule.plan.pipelines[place.pipeline].stages
+        other = boundary.receiver if sends else boundary.sender
         first = self._seats.map.first_rank(
             place.pipeline, next(i for i, stage in enumerate(stages) if stage is other)
         )
-        transfers = boundary.from_rank(local) if sends else boundary.to_rank(local)
         pieces = tuple(
             _Piece(
                 first + (transfer.receiver if sends else transfer.sender),
-                rows.of(transfer),
+                at if isinstance(at, slice) else torch.from_numpy(at),
                 (transfer.batch[1] - transfer.batch[0])
                 * (transfer.sequence[1] - transfer.sequence[0]),
             )
-            for transfer in transfers
+            for transfer, at in zip(rows.transfers, rows.places, strict=True)
         )
-        joined: tuple[int, ...] = ()
-        if not sends and must_join(own.replica):
-            whole = TokenRows(own, held(own, length), length).count
-            joined = shares(whole, own.replica.tp)
+        joined = shares(rows.whole, self._seat.replica.tp) if rows.whole else ()
         return _Wire(pieces, rows.count, joined)
 
 

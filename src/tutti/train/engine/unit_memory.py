@@ -7,8 +7,9 @@ cost model puts the figures together under the plan's schedule (`cost.memory.mea
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +20,6 @@ from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.reference.experts import Routing
 from tutti.accelerator.reference.optimizer import AdamSettings
 from tutti.cost.memory.measured_passes import (
-    NOTHING,
     MeasuredRanks,
     PassBytes,
     RankBytes,
@@ -121,9 +121,9 @@ class RankMeter:
         self._accelerator = accelerator
         self._dtype = compute_dtype(plan.job.precision)
         self._operators = BalancedOperators(accelerator.operators)
-        self._before = 0  # bytes when the pass that is watched began
-        self._at_table = False
-        self._until_sums: PassBytes | None = None  # of a table's pass, before it asked for a sum
+        self._before = 0  # bytes when the part of a pass that is watched began
+        # by class of weights, what the pass took until it first asked for a sum of theirs
+        self._asked: dict[ParameterClass, PassBytes] = {}
         self._context = EngineContext(seat, _StandInLinks(seat.rank))
 
     def rank(self) -> RankBytes:
@@ -148,19 +148,26 @@ class RankMeter:
         return RankBytes(units=units, batch=size, update=flat / SAMPLE_ELEMENTS)
 
     def _watched(self, work: Callable[[], object]) -> PassBytes:
-        """Run something; return what it took."""
+        """Run something; return what it took, since it last asked for new sums."""
+        self._asked = {}
         self._accelerator.reset_peak()
         self._before = self._accelerator.memory().allocated
         work()
-        after = self._accelerator.memory()
-        return PassBytes(after.peak - self._before, after.allocated - self._before)
+        return self._so_far()
 
-    def _asked(self, sums: Mapping[int, Tensor], weight: Tensor) -> Tensor | None:
-        """Return a weight's sum; of a table note what its pass took until it asked for it."""
-        if self._at_table and self._until_sums is None:
-            now = self._accelerator.memory()
-            self._until_sums = PassBytes(now.peak - self._before, now.allocated - self._before)
+    def _so_far(self) -> PassBytes:
+        now = self._accelerator.memory()
+        return PassBytes(now.peak - self._before, now.allocated - self._before)
+
+    def _ask(
+        self, sums: Mapping[int, Tensor], experts: Container[int], weight: Tensor
+    ) -> Tensor | None:
+        """Return a weight's sum; note what its pass took until it first asked for one."""
+        kind = ParameterClass.EXPERT if id(weight) in experts else ParameterClass.DENSE
+        if kind not in self._asked:
+            self._asked[kind] = self._so_far()
             self._accelerator.reset_peak()
+            self._before = self._accelerator.memory().allocated
         return sums.get(id(weight))
 
     def _batch(self) -> tuple[Batch, float]:
@@ -209,6 +216,8 @@ class RankMeter:
 
         one_by_one = {id(logical.owner) for logical in self._scattered(model, unit)}
         straight = {key: total for key, total in sums.items() if key not in one_by_one}
+        tensors = list(model.logical_tensors())
+        of_experts = {id(t.owner) for t in tensors if t.piece.parameter.experts}
 
         measured: dict[str, Any] = {}
         for several in (True, False):
@@ -219,14 +228,21 @@ class RankMeter:
                 self._accelerator,
                 self._operators,
                 NoGraphs(),
-                lambda weight, given=given: self._asked(given, weight),  # type: ignore[misc]
+                functools.partial(self._ask, given, of_experts),
             )
             passes.begin_step(1.0)
             measured |= self._passes(passes, unit, batch, collect if several else None)
             for parameter in owners:
                 parameter.grad = None
-        decaying = [p.view.shape for p in model.logical_tensors() if p.view.dim() > 1]
-        return UnitBytes(**measured, update=self._update(decaying, copied=True))
+        decaying = [t for t in tensors if t.view.dim() > 1]
+        plain, routed = (
+            self._update(
+                [t.view.shape for t in decaying if (id(t.owner) in of_experts) is experts],
+                copied=True,
+            )
+            for experts in (False, True)
+        )
+        return UnitBytes(**measured, update=plain, expert_update=routed)
 
     def _passes(
         self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
@@ -249,14 +265,9 @@ class RankMeter:
             measured["recompute"] = self._watched(lambda: passes.recompute(unit, unit + 1, 0))
         if unit != spec.head_unit:
             passes.gradients[unit + 1, 0] = torch.randn_like(stream)
-        self._until_sums, self._at_table = None, unit == 0
-        measured["backward_input"] = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
-        self._at_table = False
-        first: PassBytes | None = self._until_sums
-        if first is not None:
-            after = measured["backward_input"]
-            measured["until_sums"] = first
-            measured["backward_input"] = PassBytes(after.peak - first.left, after.left - first.left)
+        into = self._watched(lambda: passes.backward_input(unit, unit + 1, 0))
+        measured["backward_input"], measured["until_sums"] = into, self._asked
+        only_input = in_order([*self._asked.values(), into])
         gradient = passes.gradients.pop((unit, 0), None)
         made = [p.grad for p in passes.units[unit].parameters() if p.grad is not None]
         measured["own_gradients"] = float(sum(g.numel() * g.element_size() for g in made))
@@ -265,9 +276,9 @@ class RankMeter:
         weighed = self._watched(lambda: passes.backward_weight(unit, unit + 1, 0))
         del gradient
         if collect is None:
-            until: PassBytes = measured.get("until_sums", NOTHING)
-            only = in_order([until, measured["backward_input"]])
-            return {"only_input": only, "only_weight": weighed}
+            only_weight = in_order([*self._asked.values(), weighed])
+            return {"only_input": only_input, "only_weight": only_weight}
+        measured["until_sums"] |= self._asked
         return measured | {"backward_weight": weighed, "collect": self._watched(collect)}
 
     def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
