@@ -20,9 +20,15 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tests.support.timed_chips import Watched, emulated_s, job_of, overrun, run_beside, write
+from tests.support.timed_chips import (
+    Emulation,
+    Watched,
+    emulation,
+    job_of,
+    run_beside,
+    write,
+)
 from tests.support.wired_hosts import WiredHosts
 from tutti.diagnose.slow import FIRST, PAST
 from tutti.elastic.journal import Entry
@@ -46,15 +52,14 @@ def predicted_s(job: Job, plan: Plan) -> float:
     return replace(job, plan=plan).predicted().step_seconds
 
 
-def told(name: str, records: list[dict[str, Any]], step_s: float, forecast_s: float) -> float:
+def told(name: str, seen: Emulation, step_s: float, forecast_s: float) -> float:
     """Print a line; return the emulated seconds of a step."""
-    due = emulated_s(records)
     print(
-        f"{name}: {step_s:.3f} s a step, {due:.3f} s due, predicted {forecast_s:.3f} s "
-        f"({due / forecast_s - 1:+.1%}); overrun {overrun(records):.1%}",
+        f"{name}: {step_s:.3f} s a step, {seen.due_s:.3f} s due, predicted {forecast_s:.3f} s "
+        f"({seen.due_s / forecast_s - 1:+.1%}); overrun {seen.overrun:.1%}",
         flush=True,
     )
-    return due
+    return seen.due_s
 
 
 def decisions(entries: Iterable[Entry], first: int = 0) -> list[Entry]:
@@ -97,7 +102,7 @@ def lost(folder: Path, unit: int, steps: int) -> None:
     plans = plans_of(job.config.folder)
     adapted = [plan for plan in plans if plan.num_ranks == len(OTHERS)][-1]
     due = {
-        name: told(name, watched.marked(name), watched.step_s(name), predicted_s(job, plan))
+        name: told(name, watched.emulation(name), watched.step_s(name), predicted_s(job, plan))
         for name, plan in (("before", plans[0]), ("without", adapted), ("back", plans[-1]))
     }
     parts = parts_of(job, {position_of(chip) for chip in OTHERS}, {})
@@ -106,9 +111,12 @@ def lost(folder: Path, unit: int, steps: int) -> None:
     plan = parts.to_real(uniform.plan)
     alike = prepared(job_of(folder, "uniform", steps=8, job=JOB).config, plan, job.spec)
     slow_s = run_local(alike).seconds_per_step
-    restarted = Watched(alike.config.folder).records()[2:]
+    restarted = emulation(Watched(alike.config.folder).records(), 2)
     uniform_s = told("uniform restart", restarted, slow_s, predicted_s(alike, plan))
-    print(f"planned over a uniform restart: {uniform_s / due['without']:.2f} times (2.33 possible)")
+    print(
+        f"planned over a uniform restart: {uniform_s / due['without']:.2f} times as due, "
+        f"{slow_s / watched.step_s('without'):.2f} by the clock (2.33 possible)"
+    )
     records = watched.records()
     calm = prepared(job_of(folder, "calm", steps=len(records), job=JOB).config, plans[0], job.spec)
     losses = run_local(calm).losses
@@ -141,8 +149,8 @@ def slow(folder: Path, unit: int, steps: int) -> None:
     first, *_ = plans_of(job.config.folder)
     chips = [FAST, *OTHERS]
     for name in watched.marks:
-        own = watched.marked(name)
-        print(f"{name}: {watched.step_s(name):.3f} s a step, overrun {overrun(own):.1%}")
+        behind = watched.emulation(name).overrun
+        print(f"{name}: {watched.step_s(name):.3f} s a step, overrun {behind:.1%}")
     better = find_better(job, first, chips, {FAST: FACTOR})
     assert better.staying_s is not None
     forecast = 1 - better.step_s / better.staying_s
@@ -181,8 +189,8 @@ def wire(folder: Path, unit: int, steps: int) -> None:
         hosts.finish()
     finally:
         for name in watched.marks:
-            own = watched.marked(name)
-            print(f"{name}: {watched.step_s(name):.3f} s a step, overrun {overrun(own):.1%}")
+            behind = watched.emulation(name).overrun
+            print(f"{name}: {watched.step_s(name):.3f} s a step, overrun {behind:.1%}")
         decisions(watched.entries())
         hosts.close()
     first, *_ = plans_of(job.config.folder)
@@ -209,7 +217,11 @@ def noise(folder: Path, unit: int, steps: int) -> None:
     run_local(job)
     records = watched.records()
     switches = sum(entry.phase == "entering" for entry in watched.entries()) - 1
-    behind = sorted(overrun([record]) for record in records)
+    behind = sorted(
+        emulation(records, number, number + 1).overrun
+        for number, record in enumerate(records)
+        if "pools" in record
+    )
     kept_up = bisect.bisect_right(behind, LARGEST_OVERRUN)
     print(
         f"{len(records)} steps: {switches} switches, {len(watched.noted('slow'))} times a chip was "

@@ -8,6 +8,7 @@ import signal
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,25 +109,42 @@ class Watched:
         first, last = self.marks[name]
         return self.records()[first:last]
 
+    def emulation(self, name: str) -> Emulation:
+        return emulation(self.records(), *self.marks[name])
+
     def step_s(self, name: str) -> float:
         return statistics.median(float(r["seconds"]) for r in self.marked(name))
 
 
-def emulated_s(records: list[dict[str, Any]]) -> float:
-    """Return the median over steps of what the slowest pool's chips were due to compute in one.
+@dataclass(frozen=True)
+class Emulation:
+    """What steps were due to take on the slowest pool's chips, and what the host made of it."""
 
-    A machine that is too slow to emulate them adds to a step's seconds, but not to these.
+    due_s: float  # to compute, median over steps; a machine that is too slow does not add to it
+    overrun: float  # of the worst pool over these steps
+
+
+def emulation(records: list[dict[str, Any]], first: int = 0, last: int | None = None) -> Emulation:
+    """Return it of the records from `first` to `last`.
+
+    The overrun of a record is that of its process from its beginning on, so `records` must begin
+    where the run began.
     """
-    return statistics.median(
-        max(pool["compute_s"] / (1 + pool["overrun"]) for pool in record["pools"].values())
-        for record in records
-        if "pools" in record  # one that was told late has none
-    )
-
-
-def overrun(records: list[dict[str, Any]]) -> float:
-    told = [record["pools"] for record in records if "pools" in record]
-    return max(pool["overrun"] for pools in told for pool in pools.values())
+    took, due = defaultdict[str, float](float), defaultdict[str, float](float)
+    slowest, sums = list[float](), defaultdict[str, list[float]](lambda: [0.0, 0.0])
+    for number, record in enumerate(records[:last]):
+        of_step = list[float]()
+        for name, pool in record.get("pools", {}).items():  # one that was told late has none
+            took[name] += pool["compute_s"]
+            before, due[name] = due[name], took[name] / (1 + pool["overrun"])
+            of_step.append(due[name] - before)
+            if number >= first:
+                sums[name][0] += pool["compute_s"]
+                sums[name][1] += of_step[-1]
+        if of_step and number >= first:
+            slowest.append(max(of_step))
+    worst = max(max(took_s / due_s - 1, 0.0) for took_s, due_s in sums.values())
+    return Emulation(statistics.median(slowest), worst)
 
 
 def job_of(folder: Path, name: str, **changes: Any) -> Job:

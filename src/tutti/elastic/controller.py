@@ -187,16 +187,19 @@ class Controller:
 
     def _ask_again(self, status: Status) -> None:
         """Repeat what a host was asked for and does not show yet."""
-        processes = {(report.chip, report.process) for report in status.reports}
-        chips = {report.chip for report in status.reports}
+        chips = {report.chip: report.process for report in status.reports}
         for request in list(self._requests):
-            if request.kind == "finish" or (request.chip, request.process) in processes:
+            if request.kind == "finish" or chips.get(request.chip) == request.process:
                 self._ask(status.host, request)
             elif request.chip in chips:
                 self._requests.remove(request)
 
     def _send(self, identity: bytes, message: Message) -> None:
-        self._socket.send_multipart([identity, packed(message, self.settings.key)])
+        self._say(identity, packed(message, self.settings.key))
+
+    def _say(self, identity: bytes, data: bytes) -> None:
+        self._socket.send(identity, zmq.SNDMORE)  # quicker than both as a list
+        self._socket.send(data)
 
     def close(self) -> None:
         """Let go of the socket; nobody is asked for anything any more."""
@@ -234,9 +237,7 @@ class Controller:
             answer = f"node {hello.node} has an agent already"
         if isinstance(answer, str):
             self.refused.setdefault(hello.node, answer)
-            self._send(identity, Refusal(why=answer))
-        else:
-            self._send(identity, answer)
+        self._send(identity, Refusal(why=answer) if isinstance(answer, str) else answer)
 
     def _status(self, identity: bytes, status: Status) -> None:
         why = ""
@@ -332,8 +333,7 @@ class Controller:
         match instruction:
             case Send(host, order):
                 if host in self._identities:
-                    identity, data = self._identities[host], self._order(order)
-                    self._socket.send_multipart([identity, data])
+                    self._say(self._identities[host], self._order(order))
             case Settle():
                 self.tell(self._settle(instruction, self.members))
             case StartWaiting():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.timed_chips import Watched, emulated_s, job_of, overrun, run_beside, write
+from tests.support.timed_chips import Watched, emulation, job_of, run_beside, write
 from tutti.elastic.operator_requests import OperatorRequest, wish
 from tutti.search.planner import plan_uniform
 from tutti.train.elastic.better_plan import parts_of, position_of
@@ -41,14 +41,14 @@ def test_a_fast_chip_is_lost_and_comes_back(tmp_path: Path) -> None:
         job_of(tmp_path, "uniform", steps=8).config, parts.to_real(uniform.plan), job.spec
     )
     slow_s = run_local(alike).seconds_per_step
-    restarted = Watched(alike.config.folder).records()[2:]
+    restarted = emulation(Watched(alike.config.folder).records(), 2)
     for name in watched.marks:
-        own = watched.marked(name)
-        print(f"{name}: {watched.step_s(name):.3f} s a step, emulated {emulated_s(own):.3f} s, "
-              f"overrun {overrun(own):.0%}")  # fmt: skip
-    gain = emulated_s(restarted) / emulated_s(watched.marked("without"))
-    print(f"uniform restart: {slow_s:.3f} s a step, emulated {emulated_s(restarted):.3f} s: "
-          f"{gain:.2f} times as long; overrun {overrun(restarted):.0%}")  # fmt: skip
+        seen = watched.emulation(name)
+        print(f"{name}: {watched.step_s(name):.3f} s a step, emulated {seen.due_s:.3f} s, "
+              f"overrun {seen.overrun:.0%}")  # fmt: skip
+    gain = restarted.due_s / watched.emulation("without").due_s
+    print(f"uniform restart: {slow_s:.3f} s a step, emulated {restarted.due_s:.3f} s: "
+          f"{gain:.2f} times as long; overrun {restarted.overrun:.0%}")  # fmt: skip
     for entry in watched.entries():
         print(f"{entry.at:.2f} {entry.generation} {entry.phase}: {entry.why}")
     sizes = [len(e.ranks) for e in watched.entries() if e.phase == "entering"]
