@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 from tutti.diagnose.finding import Component
 from tutti.diagnose.logs.literals import required_literals
+from tutti.diagnose.logs.wording import of_words
 from tutti.document import AtLeast, AtMost, Place, build
 from tutti.errors import InputError
 from tutti.files import parse_yaml, read_text
@@ -63,7 +64,7 @@ class Signature:
     def __post_init__(self) -> None:
         flags = re.IGNORECASE if self.ignore_case else 0
         try:
-            compiled = tuple(re.compile(pattern, flags) for pattern in self.any)
+            compiled = tuple(re.compile(of_words(pattern), flags) for pattern in self.any)
         except re.error as error:
             raise ValueError(f"signature '{self.name}': pattern {error}") from None
         object.__setattr__(self, "compiled", compiled)
