@@ -7,7 +7,7 @@
 
 The halves are fixed by a hash of each case's source: signatures and confidences were made on the
 first, then the second was scored once. What it taught was put in afterwards; the third part was
-gathered then, to be scored once again, and so were the fourth to the ninth.
+gathered then, to be scored once again, and so were the fourth to the eleventh.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = Path(__file__).parent / "doctor_cases"
 MANUAL = Path(__file__).parent / "doctor_manual.yaml"
 SURE = 0.8
 PARTS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
-         "tenth")  # fmt: skip
+         "tenth", "eleventh")  # fmt: skip
 # What an engineer greps for first; the component with most lines wins.
 KEYWORDS = {
     "chip": r"xid|ecc|nvrm|nvlink|amdgpu|gpu is lost|fallen off",

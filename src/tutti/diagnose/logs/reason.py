@@ -25,7 +25,7 @@ _QUIET = re.compile(r"\b(?:INFO|DEBUG)\b|\[I\b|\bI\d{4} ")
 _LOUD = re.compile(  # words of a failure, not of a setting that is about failures
     r"\b(?:ERROR|FATAL|CRITICAL|PANIC|[NRH]CCL WARN)\b|\w(?:Error|Exception)\b|"
     r"(?i:\berror:|\b(?:failed|failure|aborted|panic|crash(?:ed)?|core dumped|killed)\b)|"
-    r"Traceback \(most recent|"
+    r"Traceback \(most recent|(?i:\btimed out\b|\berror\b.{0,60}\btime-?out\b)|"
     r"(?i:\bunable to (?:complete|reach|start|load|open|write|read)\b|\bincompatible\b)|"
     r"(?i:(?<!non-)\bfatal\b(?! ?= ?(?:false|0))|\berror(?: code)?[ =]+-?[1-9]|"
     r"\bexit(?:ed)?(?: with)? (?:status|code)[ =:]+[1-9])"

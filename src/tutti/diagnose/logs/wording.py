@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 # before a letter there is no letter, or a new word of several that are written together (CamelCase)
-_BEGINS = r"(?:(?![A-Za-z])|(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))"
+_BEGINS = r"(?:(?![A-Za-z])|(?<![A-Za-z])|(?-i:(?<=[a-z])(?=[A-Z])))"
 _FLAGS = re.compile(r"\(\?[a-z]+\)")
 # the first word of a sentence: a capital, small letters, and a blank or a choice of words after it
 _FIRST_WORD = re.compile(r"(^|(?<!\\)\||(?<!\\)\(\?:)([A-Z])(?=[a-z]+ )")
