@@ -4,9 +4,9 @@
 
 A process of its own writes a second of all ranks' figures every second, as a run does; the server
 is `tutti dashboard` as users start it. Measured: how long after its address was typed a view can be
-used (first, and again), how old the newest column of the heat map is when it is on the screen, since
-its second and since the run had written it (a busy machine holds up the run, too), and the memory of
-the page (after a collection) and of the server, minute by minute. Needs Chromium.
+used (first, and again), how old the newest column of the heat map is when it is on the screen,
+since its second and since the run had written it (a busy machine holds up the run, too), and the
+memory of the page (after a collection) and of the server, minute by minute. Needs Chromium.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def test_answers(part: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_confidence_is_the_share_of_right_answers(tmp_path: Path) -> None:
-    # what is stated is of failures that nobody has seen (83 of 100 are right there); every part here
-    # has been learnt from since it was scored, so that it may say too little of them, not too much
+    # what is stated is of failures that nobody has seen (of 100, 83 are right); every part here has
+    # been learnt from since it was scored, so that it may say too little of them, not too much
     found = score([(case, answered(case, tmp_path)) for case in EVERY])
     over = found.mean_confidence - found.named_right / found.named
     assert -0.15 <= over <= 0.0
