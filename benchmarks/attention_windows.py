@@ -17,7 +17,7 @@ from tutti.cost.arrays import Strategy
 from tutti.cost.measured.calls import unit_calls
 from tutti.cost.measured.chip import MeasuredChip
 from tutti.hardware.chip import Dtype
-from tutti.hardware.profile import shipped_profiles
+from tutti.hardware.profile import shipped_profile
 from tutti.models.load import load_model
 from tutti.models.parts import AttentionSpec
 from tutti.models.spec import ModelSpec
@@ -63,7 +63,8 @@ def measured(part: AttentionSpec, sequences: int, length: int) -> tuple[float, f
 def priced(spec: ModelSpec, unit: int, sequences: int, length: int) -> tuple[float, float]:
     """Return the milliseconds of both passes by the profile that ships."""
     name = open_accelerator("cuda").chip
-    profile = next(p for p in shipped_profiles().values() if p.chip == name)
+    profile = shipped_profile(name)
+    assert profile is not None, "a profile ships of this chip"
     chip = MeasuredChip(profile, Dtype.BF16)
     strategy = Strategy.filled(sequence_length=length, sequences=sequences)
     call = next(

@@ -61,6 +61,15 @@ Serve = Annotated[
         "attention to pages, sampling. With --resume both stand in one profile.",
     ),
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--operator",
+        help="Measure only this operator (repeatable); with --resume anew, whatever the file holds "
+        "of it.",
+        show_default=False,
+    ),
+]
 Storage = Annotated[
     Path | None,
     typer.Option(
@@ -93,6 +102,7 @@ def profile(
     threads: Threads = None,
     serve: Serve = False,
     resume: Resume = False,
+    operator: Only = None,
     html: Html = None,
     storage: Storage = None,
     tier: Tier = "file_system",
@@ -124,7 +134,10 @@ def profile(
         return
     chosen = chosen_dtype(dtype, opened)
     known = _resumed(output, opened) if resume else None
-    cases = _cases(model, counts, sequence_length, serve=serve)
+    from tutti.accelerator.profiling.request import asked, wanted_cases
+
+    cases = wanted_cases(model, counts, sequence_length, serve=serve)
+    cases, known = asked(cases, known, operator or ())
     told = f"{f' {Path(model).name}' if model else ''}{' --serve' if serve else ''}"
     origin = f"tutti profile{told} --budget {budget}"
     session = _session(opened, chosen, cases, seconds, known, links, origin)
@@ -134,7 +147,8 @@ def profile(
         from tutti.accelerator.profiling import measure_profile
 
         measured = measure_profile(session)
-    if not session.interrupted and (serve or (model and session.issues)):
+    whole = not operator and (serve or (model and session.issues))
+    if not session.interrupted and whole:
         measured = _with_whole_blocks(measured, None if serve else model, opened, chosen)
         measured.save(output)
     if html is not None:
@@ -233,21 +247,6 @@ def _resumed(path: Path, opened: Accelerator) -> Profile | None:
             "choose another file"
         )
     return earlier
-
-
-def _cases(
-    model: str | None, tokens: list[int], sequence_length: int, *, serve: bool
-) -> list[ProfileCase]:
-    from tutti.accelerator.profiling.grid import default_cases, model_cases
-    from tutti.accelerator.profiling.served_grid import served_cases, served_model_cases
-
-    cases: list[ProfileCase] = []
-    if model is not None:
-        from tutti.models.load import load_model
-
-        spec = load_model(model)
-        cases += served_model_cases(spec) if serve else model_cases(spec, tokens, sequence_length)
-    return list(dict.fromkeys([*cases, *(served_cases() if serve else default_cases())]))
 
 
 def _session(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib.metadata
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -146,6 +147,10 @@ class Profile:
     links: tuple[LinkFigure, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     storage: tuple[StorageFigure, ...] = ()
+    extends: str = ""
+    """A profile that ships, of which the operators are taken that this one does not hold."""
+    needs: str = ""
+    """The package whose kernels were measured, where the stack does not always have it."""
 
     def __post_init__(self) -> None:
         if self.format not in READ:
@@ -209,6 +214,12 @@ class Profile:
         kept = tuple(o for o in self.operators if (o.operator, o.shape) not in gone)
         return replace(self, operators=kept)
 
+    def without_operators(self, names: Collection[str]) -> Profile:
+        """Return the profile as if nothing had been measured of some operators."""
+        gone = set(names)
+        kept = tuple(o for o in self.operators if o.operator.partition(".")[0] not in gone)
+        return replace(self, operators=kept)
+
     def slowed(self, chip: str, factor: float) -> Profile:
         """Return what the profile of a chip would be that takes `factor` times as long."""
         return replace(
@@ -251,7 +262,8 @@ class Profile:
                 f"is {document.shown(version)}, but this tutti reads {_READ_TEXT}; "
                 "measure again with it"
             )
-        return build_fields(cls, value, place)
+        loaded: Profile = build_fields(cls, value, place)
+        return _extended(loaded, shipped_profiles()) if loaded.extends else loaded
 
     @classmethod
     def find(cls, name: str) -> Profile:
@@ -290,4 +302,40 @@ def shipped_profiles() -> Mapping[str, Profile]:
                 value = files.parse_json(entry.read_text(encoding="utf-8"), entry.name)
                 name = entry.name.removesuffix(".json")
                 profiles[name.casefold()] = build_fields(Profile, value, Place(entry.name))
-    return profiles
+    return {name: _extended(profile, profiles) for name, profile in profiles.items()}
+
+
+def _extended(profile: Profile, known: Mapping[str, Profile]) -> Profile:
+    """Return a profile with the operators of the one that it extends."""
+    if not profile.extends:
+        return profile
+    own = {row.operator.partition(".")[0] for row in profile.operators}
+    if profile.extends not in known:
+        raise InputError(
+            f"profile of {profile.chip}: 'extends' is '{profile.extends}'; "
+            f"{hint(profile.extends, known)}"
+        )
+    base = known[profile.extends].without_operators(own)
+    return replace(profile, extends="", operators=(*base.operators, *profile.operators))
+
+
+def profiles_here() -> tuple[Profile, ...]:
+    """Return what ships, one profile of each chip, for the packages that are installed here."""
+    chosen: dict[str, Profile] = {}
+    for profile in sorted(shipped_profiles().values(), key=lambda profile: bool(profile.needs)):
+        if not profile.needs or _installed(profile.needs):
+            chosen[profile.chip] = profile
+    return tuple(chosen.values())
+
+
+def shipped_profile(chip: str) -> Profile | None:
+    """Return what ships of a chip, of those."""
+    return next((profile for profile in profiles_here() if profile.chip == chip), None)
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,6 +1,7 @@
 """Profiles: strict both ways; nominal stand-ins say so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 from tutti.errors import InputError
 from tutti.hardware.chip import Dtype
 from tutti.hardware.library import shipped
-from tutti.hardware.profile import LinkFigure, OperatorTime, Profile, shipped_profiles
+from tutti.hardware.profile import (
+    LinkFigure,
+    OperatorTime,
+    Profile,
+    shipped_profile,
+    shipped_profiles,
+)
 
 GOOD = Profile(
     chip="H200",
@@ -147,7 +154,48 @@ def test_profiles_that_ship_are_measured_and_of_known_chips() -> None:
         assert profile.chip in shipped().chips
 
 
+def test_a_profile_takes_from_the_one_it_extends_what_it_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = OperatorTime(
+        operator="attention.forward", dtype=Dtype.BF16, shape=(1, 8, 2, 2, 4, 4), seconds=1e-3
+    )
+    monkeypatch.setattr(
+        "tutti.hardware.profile.shipped_profiles",
+        lambda: {"base": replace(GOOD, operators=(*GOOD.operators, other))},
+    )
+    newer = replace(GOOD, operators=(replace(other, seconds=5e-4),), extends="base")
+    path = tmp_path / "p.json"
+    newer.save(path)
+    found = Profile.load(path)
+    assert {(row.operator, row.seconds) for row in found.operators} == {
+        *((row.operator, row.seconds) for row in GOOD.operators),
+        ("attention.forward", 5e-4),
+    }
+    replace(newer, extends="bas").save(path)
+    with pytest.raises(InputError, match="'extends' is 'bas'; did you mean 'base'"):
+        Profile.load(path)
+
+
+def test_of_a_chip_the_profile_counts_whose_package_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = replace(GOOD, needs="")
+    known = {
+        "a": replace(GOOD, needs="no-such-package-of-ours"),
+        "b": plain,
+        "c": replace(GOOD, needs="numpy"),
+    }
+    monkeypatch.setattr("tutti.hardware.profile.shipped_profiles", lambda: known)
+    assert shipped_profile(GOOD.chip) is known["c"]
+    del known["c"]
+    assert shipped_profile(GOOD.chip) is plain
+    assert shipped_profile("no such chip") is None
+
+
 def test_rows_can_be_held_out() -> None:
+    assert GOOD.without_operators(["matmul"]).operators == ()
+    assert GOOD.without_operators(["mat"]) == GOOD
     assert GOOD.dtypes == (Dtype.BF16,)
     assert GOOD.without({("matmul", (8192, 8192, 8192))}).operators == ()
     assert GOOD.without({("matmul", (1, 2, 3))}) == GOOD

@@ -15,9 +15,11 @@ def register_all() -> None:
     if _done:
         return
     _done = True
-    from tutti.accelerator.cuda import attention, products
+    from tutti.accelerator.cuda import attention, flash4, products
 
     register(*attention.IMPLEMENTATIONS, *products.IMPLEMENTATIONS)
+    if flash4.installed():
+        register(*flash4.IMPLEMENTATIONS)
     if importlib.util.find_spec("triton") is not None:
         from tutti.accelerator.cuda import (
             adapted,

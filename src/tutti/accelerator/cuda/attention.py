@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tutti.accelerator import scaled_dot_product
+from tutti.accelerator.key_runs import followed, scattered
 from tutti.accelerator.registry import Implementation
 from tutti.accelerator.segments import Segments
 
@@ -84,6 +85,7 @@ def varlen(
     """Return attention of segments of any lengths in one kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
+    k, v, segments = followed(k, v, segments)
     q, k, v = (scaled_dot_product.aligned(tensor) for tensor in (q, k, v))
     starts_q, starts_k = segments.boundaries(q.device)
     left = -1 if window is None else window - 1
@@ -114,8 +116,9 @@ def _supports_varlen(
             return f"no {name.replace('_', ' ')}"
     if q.dtype not in _HALF:
         return "bfloat16 and float16 only"
-    if not segments.keys_follow:
-        return "keys that follow each other only"
+    reason = scattered(segments)
+    if reason is not None:
+        return reason
     if options.get("window") is not None and options.get("window_kind") == "chunked":
         return "no chunked windows"
     if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > WIDEST_HEAD:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tutti.accelerator.cuda import flash_kernels as kernels
 from tutti.accelerator.cuda.common import power_of_two
 from tutti.accelerator.host_to_device import moved
+from tutti.accelerator.key_runs import followed, scattered
 from tutti.accelerator.registry import Implementation
 from tutti.accelerator.scaled_dot_product import aligned
 from tutti.accelerator.segments import Segments
@@ -52,9 +53,12 @@ SHAPES = {
 
 @functools.lru_cache(maxsize=64)  # every layer of a batch asks for the same
 def _query_tiles(segments: Segments, size: int, device: torch.device) -> Tensor:
-    """Return for each tile: first query, queries and keys from there, first key, position."""
+    """Return for each tile: first query, queries and keys from there, first key, position.
+
+    Where all keys lie before all queries, positions say nothing; they must not be negative.
+    """
     rows = [
-        (start + at, queries - at, first, keys, keys - queries + at)
+        (start + at, queries - at, first, keys, (0 if segments.across else keys - queries) + at)
         for start, queries, first, keys in _runs(segments)
         for at in range(0, queries, size)
     ]
@@ -67,7 +71,7 @@ def _query_tiles(segments: Segments, size: int, device: torch.device) -> Tensor:
 def _key_tiles(segments: Segments, size: int, device: torch.device) -> Tensor:
     """Return for each tile: first key, keys from there, first query, queries, positions of both."""
     rows = [
-        (first + at, keys - at, start, queries, at, keys - queries)
+        (first + at, keys - at, start, queries, at, 0 if segments.across else keys - queries)
         for start, queries, first, keys in _runs(segments)
         for at in range(0, keys, size)
     ]
@@ -110,21 +114,37 @@ def attention(
     key_bias: Tensor | None = None,
 ) -> Tensor:
     """Return (T, H, E), as the reference does."""
-    q, k, v = aligned(q), aligned(k), aligned(v)
     if window is not None and window >= max(segments.keys):
         window = None
+    k, v, segments = followed(k, v, segments)
     call = Call(
         segments, scale, 1.0 if soft_cap is None else soft_cap, window or 1,
         {
-            "GROUP": q.shape[1] // k.shape[1], "D": q.shape[2], "E": v.shape[2],
-            "WIDE_D": max(16, power_of_two(q.shape[2])),
-            "WIDE_E": max(16, power_of_two(v.shape[2])),
-            "CAUSAL": causal, "WINDOW": 0 if window is None else WINDOWS[window_kind],
+            **_widths(q, k, v), "CAUSAL": causal,
+            "WINDOW": 0 if window is None else WINDOWS[window_kind],
             "HAS_CAP": soft_cap is not None, "HAS_BIAS": key_bias is not None,
         },
     )  # fmt: skip
-    y: Tensor = _Attention.apply(q, k, v, sinks, key_bias, call)
+    y: Tensor = _Attention.apply(aligned(q), aligned(k), aligned(v), sinks, key_bias, call)[0]
     return y
+
+
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, scale: float, causal: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return attention and its log-sum-exp (T, H), both with gradients."""
+    k, v, segments = followed(k, v, segments)
+    switches = {"CAUSAL": causal, "WINDOW": 0, "HAS_CAP": False, "HAS_BIAS": False}
+    call = Call(segments, scale, 1.0, 1, {**_widths(q, k, v), **switches})
+    y, lse_ht = _Attention.apply(aligned(q), aligned(k), aligned(v), None, None, call)
+    return y, lse_ht.t() / LOG2E
+
+
+def _widths(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int | bool]:
+    return {
+        "GROUP": q.shape[1] // k.shape[1], "D": q.shape[2], "E": v.shape[2],
+        "WIDE_D": max(16, power_of_two(q.shape[2])), "WIDE_E": max(16, power_of_two(v.shape[2])),
+    }  # fmt: skip
 
 
 def _shapes(call: Call) -> Shapes:
@@ -142,7 +162,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, bias: Tensor | None,
         call: Call,
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         tiles = _shapes(call).forward
         out = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
         lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
@@ -155,13 +175,17 @@ class _Attention(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse, sinks, bias)
         ctx.call = call
-        return out
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, sinks, bias = ctx.saved_tensors
-        grad = aligned(gradients[0])
+        of_out, of_lse = gradients
+        grad = torch.zeros_like(out) if of_out is None else aligned(of_out)
         delta = (out.float() * grad.float()).sum(-1).t().contiguous()
+        if of_lse is not None:  # a score moves ln Σ exp by its probability
+            delta -= of_lse * LOG2E
         grad_q, grad_k, grad_v = _gradients(ctx.call, q, k, v, grad, delta, lse, bias)
         grad_sinks = None
         if sinks is not None and ctx.needs_input_grad[3]:
@@ -197,13 +221,17 @@ def _gradients(
 
 
 def _supports(q: Tensor, k: Tensor, v: Tensor, segments: Segments, **options: Any) -> str | None:
+    del k
     if q.dtype not in _HALF:
         return "bfloat16 and float16 only"
     if max(q.shape[-1], v.shape[-1]) > WIDEST_HEAD or q.shape[-1] % 8 or v.shape[-1] % 8:
         return f"heads of a multiple of 8, up to {WIDEST_HEAD}, only"
-    if not segments.keys_follow or segments.across or k.shape[0] != sum(segments.keys):
-        return "keys that follow each other only"
+    reason = scattered(segments)
+    if reason is not None:
+        return reason
     bias = options.get("key_bias")
+    if bias is not None and not segments.keys_follow:
+        return "a key bias of keys that follow each other only"
     if bias is not None and (bias.requires_grad or bias.stride(-1) != 1):
         return "no gradients of a key bias"
     return "being compiled" if torch.compiler.is_compiling() else None
@@ -213,5 +241,9 @@ IMPLEMENTATIONS = (
     Implementation(
         operator="attention", name="triton", function=attention, devices=("cuda",),
         supports=_supports, rank=12, needs="triton",
+    ),
+    Implementation(
+        operator="attention_with_lse", name="triton", function=attention_with_lse,
+        devices=("cuda",), supports=_supports, rank=12, needs="triton",
     ),
 )  # fmt: skip

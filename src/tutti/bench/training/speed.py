@@ -16,7 +16,7 @@ from tutti.cost.plan.sources import Sources
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import local_cluster
-from tutti.hardware.profile import shipped_profiles
+from tutti.hardware.profile import shipped_profile
 from tutti.models.lengths import length_refusal
 from tutti.models.spec import ModelSpec
 from tutti.nn.batch import Batch
@@ -39,7 +39,7 @@ class StepForecast(NamedTuple):
 
 def predicted(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> StepForecast:
     """Return what a planner takes a step on this chip to need."""
-    known = next((p for p in shipped_profiles().values() if p.chip == accelerator.chip), None)
+    known = shipped_profile(accelerator.chip)
     pools = local_cluster().pools
     own = next((pool for pool in pools if pool.chip.name == accelerator.chip), pools[0])
     cluster = Cluster(name="here", pools=(dataclasses.replace(own, name="here"),))

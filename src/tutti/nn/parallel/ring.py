@@ -71,15 +71,32 @@ def _step(
             if keys.first < piece.first or (own and keys.first == piece.first)
         ]
         if before:
-            runs.append((piece.size, sum(size for size, _ in before), before[0][1]))
+            run = (piece.size, sum(size for size, _ in before), before[0][1])
+            _append(runs, run, own=own)
             seeing.append(torch.arange(row, row + piece.size))
         row += piece.size
     if not runs:
         return RingStep(None, None)
     queries, keys, starts = zip(*runs, strict=True)
-    everyone = len(runs) == len(own_pieces)
+    everyone = len(seeing) == len(own_pieces)
     chosen = None if everyone else moved(torch.cat(seeing), device)
     return RingStep(Segments(queries, keys, starts, across=not own), chosen)
+
+
+def _append(runs: list[tuple[int, int, int]], run: tuple[int, int, int], *, own: bool) -> None:
+    """Add what a piece sees, as one run with the piece before where they see keys in common.
+
+    Of its own keys a later piece of a document sees those of the earlier one and then its own: both
+    are one causal run. Of another rank's keys they are one if they see the same. Kernels take keys
+    that no two runs have in common.
+    """
+    queries, keys, start = run
+    if runs and runs[-1][2] == start:
+        earlier = runs[-1]
+        if earlier[1] == keys - (queries if own else 0):
+            runs[-1] = (earlier[0] + queries, keys, start)
+            return
+    runs.append(run)
 
 
 def ring_attention(

@@ -16,7 +16,7 @@ from tutti.errors import InputError, StoppedError, hint
 from tutti.hardware.chip import Dtype
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.local import has_bf16, is_cpu, local_cluster
-from tutti.hardware.profile import Profile, shipped_profiles
+from tutti.hardware.profile import Profile, profiles_here
 from tutti.huggingface.peft.layers import fused_layers
 from tutti.models.distillation import teacher_model
 from tutti.models.load import load_model
@@ -84,7 +84,7 @@ class Job:
         given = tuple(Profile.find(name) for name in self.config.job.chip_profiles)
         used = {name for _, _, stage in self.plan.stages() for name in stage.chips.pools}
         chips = [self.cluster.pool(name).chip for name in sorted(used)]
-        shipped = tuple(shipped_profiles().values())
+        shipped = profiles_here()
         profiles = {c.name: profile_of(given, c) or profile_of(shipped, c) for c in chips}
         return {name: profile for name, profile in profiles.items() if profile is not None}
 
