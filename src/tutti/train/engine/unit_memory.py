@@ -36,6 +36,7 @@ from tutti.nn.parallel.groups import shares
 from tutti.nn.parallel.stand_in import StandInGroup
 from tutti.nn.storage import Logical
 from tutti.ownership.buckets import make_buckets
+from tutti.ownership.ownership import Span
 from tutti.plan.plan import Plan, covers
 from tutti.ranks.links import Use
 from tutti.ranks.rank_places import Seat, Seats, class_of
@@ -129,7 +130,7 @@ class RankMeter:
     def rank(self) -> RankBytes:
         """Return the figures of the rank."""
         batch, size = self._batch()
-        flat = self._update([torch.Size((SAMPLE_ELEMENTS,))], copied=False)
+        flat = self._sharded_update()
         known: dict[object, UnitBytes] = {}
         units = {}
         replica = self._seat.replica
@@ -232,17 +233,23 @@ class RankMeter:
             )
             passes.begin_step(1.0)
             measured |= self._passes(passes, unit, batch, collect if several else None)
+            left = {t.name: t.gradient for t in tensors}
             for parameter in owners:
                 parameter.grad = None
-        decaying = [t for t in tensors if t.view.dim() > 1]
-        plain, routed = (
-            self._update(
-                [t.view.shape for t in decaying if (id(t.owner) in of_experts) is experts],
-                copied=True,
-            )
-            for experts in (False, True)
-        )
-        return UnitBytes(**measured, update=plain, expert_update=routed)
+        loose = self._loose(unit)
+        once = self._plan.pipelines[self._seat.place.pipeline].micro_batches == 1
+        updates = []
+        for experts in (False, True):
+            chosen = [t for t in tensors if (id(t.owner) in of_experts) is experts]
+            chosen = [t for t in chosen if t.view.dim() > 1]
+            gradients = [
+                (left[t.name] if once else t.piece.seen(sums[id(t.owner)]))
+                if t.name in loose
+                else None
+                for t in chosen
+            ]
+            updates.append(self._update([t.view for t in chosen], gradients))
+        return UnitBytes(**measured, update=updates[0], expert_update=updates[1])
 
     def _passes(
         self, passes: Passes, unit: int, batch: Batch, collect: Callable[[], None] | None
@@ -281,16 +288,27 @@ class RankMeter:
         measured["until_sums"] |= self._asked
         return measured | {"backward_weight": weighed, "collect": self._watched(collect)}
 
-    def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
-        """Yield the tensors of parameters whose sum does not lie in one place: see `Sums`."""
-        spans: dict[str, set[int]] = {}
+    def _held(self, unit: int) -> Iterator[tuple[Span, str]]:
+        """Yield the tensors of a unit that this rank holds, with the spans they lie in."""
         bucket, ownership = self._buckets[unit], self._seats.ownership
         for kind in ParameterClass:
             if bucket.rule(kind) is not None:
                 held = ownership.kept_spans(bucket, kind, self._seat.place.pipeline)
                 for span in (span for span in held if span.is_held_by(self._seat.rank)):
                     for block in (block for block in span.blocks if block.unit == unit):
-                        spans.setdefault(f"{unit}.{block.name}", set()).add(id(span))
+                        yield span, f"{unit}.{block.name}"
+
+    def _loose(self, unit: int) -> set[str]:
+        """Return the tensors whose gradients the optimizer gets as the passes made them."""
+        if any(self._buckets[unit].level(kind) for kind in ParameterClass):
+            return set()
+        return {name for span, name in self._held(unit) if len(span.members) == 1}
+
+    def _scattered(self, model: Model, unit: int) -> Iterator[Logical]:
+        """Yield the tensors of parameters whose sum does not lie in one place: see `Sums`."""
+        spans: dict[str, set[int]] = {}
+        for span, name in self._held(unit):
+            spans.setdefault(name, set()).add(id(span))
         by_owner: dict[int, list[Logical]] = {}
         for logical in model.logical_tensors():
             by_owner.setdefault(id(logical.owner), []).append(logical)
@@ -306,22 +324,39 @@ class RankMeter:
             return batch.num_tokens
         return shares(batch.num_tokens, self._seat.tensor.size)[self._seat.tensor.rank]
 
-    def _update(self, shapes: Sequence[torch.Size], *, copied: bool) -> float:
+    def _sharded_update(self) -> float:
+        """Return the bytes that an update takes of a vector of so many elements."""
+        precision = self._plan.job.precision
+        kind = TORCH_DTYPES[precision.master or precision.parameters]
+        device = self._accelerator.device
+        vector = torch.zeros(SAMPLE_ELEMENTS, dtype=kind, device=device)
+        return self._update([vector], follows=False)
+
+    def _update(
+        self, views: Sequence[Tensor], loose: Sequence[Tensor | None] = (), *, follows: bool = True
+    ) -> float:
         """Return the bytes that an update of tensors takes besides their state.
 
-        With `copied` parameters in the dtype that is computed with follow their masters.
+        What is moved lies as in the modules, and so do gradients that are `loose`; means, masters
+        and sums that are shared lie by themselves. What is moved `follows` its masters, if there
+        are any.
         """
         precision, device = self._plan.job.precision, self._accelerator.device
 
         def zeros(dtype: Dtype) -> list[Tensor]:
             kind = TORCH_DTYPES[dtype]
-            return [torch.zeros(shape, dtype=kind, device=device) for shape in shapes]
+            return [torch.zeros(view.shape, dtype=kind, device=device) for view in views]
 
-        weights = zeros(precision.master or precision.parameters)
+        of_modules = [view.detach() for view in views]
+        weights, copies = of_modules, None
+        if follows and precision.master is not None:
+            weights, copies = zeros(precision.master), of_modules
         gradients, means, squares = (
             zeros(dtype) for dtype in (precision.gradients, precision.moments, precision.moments)
         )
-        copies = zeros(precision.parameters) if copied and precision.master is not None else None
+        for index, gradient in enumerate(loose):
+            if gradient is not None:
+                gradients[index] = gradient
         factor = torch.ones((), device=device)
         took = self._watched(
             lambda: self._accelerator.operators.adamw(
