@@ -16,6 +16,7 @@ import torch
 from tests.support.any_plan import FOUR, GPIPE, MOE, ONE, PLAIN, PLANS, ZERO, Draft, level
 from tests.support.features import drawn_plans
 from tests.support.peak_memory import levels_after, peak_errors
+from tests.support.plans import EXPERTS
 from tests.support.threads import World
 from tests.support.training import batches_of, engine_of, in_fp32, settings
 from tutti.accelerator.devices.cpu import CpuAccelerator
@@ -73,6 +74,12 @@ def test_what_lies_there_after_each_instruction(name):
         most = max(measured for _, measured, _ in rows)
         for entry, measured, predicted in rows:
             assert predicted == pytest.approx(measured, abs=0.01 * most), (rank, entry)
+
+
+def test_a_class_is_as_full_as_its_fullest_rank():
+    few_first = (ExpertGroup(chips=2, experts=(2, EXPERTS - 2)),)
+    plan = Draft(**MOE).line((FOUR, [{"count": 2}]), experts={0: few_first}).plan()
+    assert not wrong("few experts first", plan)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from torch import Tensor
 from tutti.accelerator.accelerator import Accelerator
 from tutti.accelerator.reference.experts import Routing
 from tutti.accelerator.reference.optimizer import AdamSettings
+from tutti.cost.kernels import Kernels
 from tutti.cost.memory.measured_passes import (
     MeasuredRanks,
     PassBytes,
@@ -26,6 +27,7 @@ from tutti.cost.memory.measured_passes import (
     UnitBytes,
     in_order,
 )
+from tutti.cost.memory.rank_state import HolderIndex, RankState
 from tutti.hardware.chip import Dtype
 from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
@@ -36,10 +38,11 @@ from tutti.nn.parallel.groups import shares
 from tutti.nn.parallel.stand_in import StandInGroup
 from tutti.nn.storage import Logical
 from tutti.ownership.buckets import make_buckets
+from tutti.ownership.elements import RankElements
 from tutti.ownership.ownership import Span
 from tutti.plan.plan import Plan, covers
 from tutti.ranks.links import Use
-from tutti.ranks.rank_places import Seat, Seats, class_of
+from tutti.ranks.rank_places import Seat, Seats
 from tutti.ranks.single_rank import NoLinks
 from tutti.schedule.schedule import build_schedule
 from tutti.train.engine.model_groups import EngineContext
@@ -76,19 +79,20 @@ class BalancedOperators(SelectiveOperators):
 
 
 def measure_ranks(plan: Plan, spec: ModelSpec, accelerator: Accelerator) -> MeasuredRanks:
-    """Return what passes take on one rank of every class of a plan."""
-    seats, schedule = Seats(plan, spec), build_schedule(plan)
-    first: dict[tuple[int, int, int], Seat] = {}
-    for rank in range(plan.num_ranks):
-        rank_class = schedule.classes[class_of(schedule, seats[rank])]
-        first.setdefault((rank_class.pipeline, rank_class.stage, rank_class.replica), seats[rank])
+    """Return what passes take on the fullest rank of every class of a plan."""
+    seats, fullest = Seats(plan, spec), {}
+    index, elements = HolderIndex(plan), RankElements(plan, spec)
+    for rank_class in build_schedule(plan).classes:
+        place = (rank_class.pipeline, rank_class.stage, rank_class.replica)
+        state = RankState(plan, spec, place, Kernels(), index, elements)
+        fullest[place] = seats[seats.map.first_rank(*place[:2]) + state.stage_rank]
     counted = accelerator.counts_memory
     if not counted:
         accelerator.limit_memory(EVERYTHING)
     try:
         with _only_new_garbage():
             return {
-                place: RankMeter(seats, own, accelerator).rank() for place, own in first.items()
+                place: RankMeter(seats, own, accelerator).rank() for place, own in fullest.items()
             }
     finally:
         if not counted:
