@@ -6,8 +6,8 @@ python benchmarks/judge_questions.py tell rows.jsonl
 The questions and changes of `tutti bench plan --drawn`, in parts: what single changes gain on
 a question, and each other form of it or larger one, is a row of its own, written when it is
 there. `ask` ends when its minutes are over and goes on where a file has rows; the changes of all
-questions come first. `tell` puts the parts together and prints the verdict; parts that are missing
-count for nothing and are said.
+questions come first; `--without-forms` leaves other forms out. `tell` puts the parts together and
+prints the verdict; parts that are missing count for nothing and are said.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Part = tuple[int, str]
 CHANGES, NARROW = "changes", "narrow"
 
 
-def parts_of(number: int) -> Iterator[Part]:
+def parts_of(number: int, *, with_forms: bool = True) -> Iterator[Part]:
     """Yield the parts of a question besides its changes."""
     question = draw(number)
-    for name, _ in (*forms(question), *more(question)):
+    for name, _ in (*(forms(question) if with_forms else ()), *more(question)):
         yield number, name
     yield number, NARROW
 
@@ -79,7 +79,8 @@ def ask(given: argparse.Namespace) -> None:
     numbers = range(given.first, given.first + given.count)
     wanted: list[Part] = [(number, CHANGES) for number in numbers]
     if not given.changes_only:
-        wanted += [part for number in numbers for part in parts_of(number)]
+        with_forms = not given.without_forms
+        wanted += [part for number in numbers for part in parts_of(number, with_forms=with_forms)]
     known = {(row["question"], row["part"]) for row in read_rows(given.file)}
     wanted = [part for part in wanted if part not in known]
     warm_up()  # what is compiled now, no process compiles
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--cpu-seconds", type=float, default=30.0)
     parser.add_argument("--changes-only", action="store_true")
+    parser.add_argument("--without-forms", action="store_true")
     given = parser.parse_args()
     if given.what == "ask":
         ask(given)

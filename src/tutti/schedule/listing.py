@@ -116,7 +116,16 @@ class Listing(Sequence[Instruction]):
     def examples(self) -> tuple[Instruction, ...]:
         """One instruction of every kind, in the order in which they appear."""
         if self._examples is None:
-            self._examples = tuple(self._entry(i) for i in self.kinds[0].tolist())
+            places = self.kinds[0]
+            columns = (getattr(self, name)[places].tolist() for name in COLUMNS)
+            bounds = zip(
+                self.offsets[places].tolist(), self.offsets[places + 1].tolist(), strict=True
+            )
+            after = [tuple(self.after[low:high].tolist()) for low, high in bounds]
+            self._examples = tuple(
+                Instruction(OPS[op], mb, first, stop, WHATS[what], _SCOPES[inside], waits)
+                for op, mb, first, stop, what, inside, waits in zip(*columns, after, strict=True)
+            )
         return self._examples
 
     def where(self, *ops: Op) -> Integers:

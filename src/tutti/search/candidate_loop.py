@@ -218,12 +218,13 @@ class Search:
             made = self.simulator.plan_of(simulated.draft)
             priced = self.simulator.price(made)
             simulated = replace(simulated, seconds=priced.step_seconds, whole=(made, priced))
-        self._take(simulated, candidate.key, candidate.parts)
+        self.take(simulated, candidate.key, candidate.parts)
         return simulated.seconds / candidate.coarse_seconds
 
-    def _take(
+    def take(
         self, draft: SimulatedDraft, key: object, parts: tuple[PipelineCopies, ...] = ()
     ) -> None:
+        """Rank a simulated draft, and what its pipelines' paces ask for."""
         worth = value(draft.seconds, draft.draft.chips(), self.per_second)
         self.ranked.take(replace(draft, value=worth, key=key, copies=parts))
         self._even(draft, key)
@@ -257,7 +258,7 @@ class Search:
         for simulated in of_candidates[: self.effort.improved]:
             better = polish.improved(simulated.copies, simulated)
             if better is not simulated:
-                self._take(better, simulated.key, simulated.copies)
+                self.take(better, simulated.key, simulated.copies)
         self._improve_narrower(of_candidates[self.effort.improved :])
 
     def _improve_narrower(self, behind: list[SimulatedDraft]) -> None:
@@ -278,7 +279,7 @@ class Search:
             taken.append(first)
             better = Polish(self.simulator, work).improved(first.copies, first)
             if better is not first:
-                self._take(better, first.key, first.copies)
+                self.take(better, first.key, first.copies)
 
     def _polish(self) -> None:
         """Try what the coarse model does not tell apart: other places of the same strategy.
@@ -301,7 +302,7 @@ class Search:
                     places.add(chips)
                     quick = self.simulator.quick(moved)
                     if quick.fits:
-                        self._take(quick, ranked.key)
+                        self.take(quick, ranked.key)
 
     def _chips(self, draft: Draft) -> object:
         """Return which chips do what."""

@@ -28,6 +28,7 @@ from tutti.search.pricing.unit_tables import Tables
 from tutti.search.question.canonical_pools import canonical_question
 from tutti.search.question.effort import Effort, Progress, Report, silent
 from tutti.search.question.space import Problem
+from tutti.search.smaller_questions import take_smaller
 from tutti.search.strategy.priced_drafts import RankedDrafts
 from tutti.search.strategy.space_limits import exports, plan_keeps
 from tutti.search.strategy.summary import summary_of
@@ -93,6 +94,7 @@ def _answered(
         bound = lower_bound(tables)
     report(Progress(doing="predicting", lower_bound_seconds=bound))
     search = _found(Search(tables, effort, report, bound))
+    take_smaller(search)
     ranked = search.ranked
     if ranked.best is not None:
         best, runner_up = _improved(search, *proven_best(search, ranked), bound)
@@ -171,6 +173,8 @@ def _improved(
     if search.effort.is_wide(best.step_seconds, bound):
         for index, start in enumerate(reached[1:], start=1):
             reached[index] = local.improved(*start, max(0, budget - local.spent))
+        reached.sort(key=lambda pair: search.plan_worth(*pair))
+        reached[0] = local.improved(*reached[0], int(search.effort.finish * budget))
     plan, reached_estimate = min(reached, key=lambda pair: search.plan_worth(*pair))
     if search.plan_worth(plan, reached_estimate) >= search.worth(best):
         return best, runner_up

@@ -208,6 +208,9 @@ class Thresholds:
         1.4, "× the best", "a worse promise: no small steps lead from there to a better plan"
     )
     most_starts: int = _threshold(5, "plans", "of different shapes that a local search starts from")
+    less_memory: float = _threshold(
+        2.0 / 3.0, "of a chip's memory", "of a smaller question: what is found there needs less"
+    )
     starts_within: float = _threshold(1.2, "× the best", "worse starts do not catch up")
     unfit: float = _threshold(
         1.05, "× the promise", "held against a kind of which one did not fit after all"

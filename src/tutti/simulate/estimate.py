@@ -63,6 +63,25 @@ class ClassMemory:
         return self.total <= self.limit
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step that was priced and played: all that a search asks of most plans."""
+
+    schedule: Schedule
+    priced: PricedStep
+    result: SimulationResult
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of the slowest node among all."""
+        return self.result.step_seconds * self.priced.slowdown
+
+    def fits(self, cluster: Cluster) -> bool:
+        """Whether every chip holds its part."""
+        memory = class_memory(self.schedule, self.priced, self.result, cluster)
+        return all(each.fits for each in memory)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a plan is predicted to take."""
@@ -121,11 +140,32 @@ def estimate(
     """
     model, cluster = model or embedded_model(plan), cluster or embedded_cluster(plan)
     require_valid(plan, model, cluster)
+    step = simulated_step(plan, model, cluster, sources, prices=prices, memo=memo)
+    return estimate_of(step, model, cluster, sources)
+
+
+def simulated_step(
+    plan: Plan,
+    model: ModelSpec,
+    cluster: Cluster,
+    sources: Sources | None = None,
+    *,
+    prices: Mapping[str, PoolPrices] | None = None,
+    memo: PricingMemo | None = None,
+) -> SimulatedStep:
+    """Price and play the schedule of a plan that was checked; `estimate_of` says the rest."""
     memo = memo or PricingMemo()
     schedule = build_schedule(plan, memo.schedules)
     priced = price_schedule(schedule, model, cluster, sources, prices=prices, memo=memo.classes)
-    result = simulate(schedule, priced.costs)
-    step = result.step_seconds * priced.slowdown
+    return SimulatedStep(schedule, priced, simulate(schedule, priced.costs))
+
+
+def estimate_of(
+    simulated: SimulatedStep, model: ModelSpec, cluster: Cluster, sources: Sources | None = None
+) -> Estimate:
+    """Return the whole estimate of a step that was played."""
+    schedule, priced, result = simulated.schedule, simulated.priced, simulated.result
+    plan, step = schedule.plan, simulated.step_seconds
     useful = flops_per_token(model, plan.job.sequence_length) * plan.job.tokens
     peak = cluster.peak_flops(plan.job.precision.compute, fallback=True)
     again = _recomputed_flops(plan, model)

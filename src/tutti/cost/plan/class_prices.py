@@ -11,7 +11,6 @@ from tutti.collective import Operation
 from tutti.cost.memory.instruction_memory import MemoryModel
 from tutti.cost.memory.rank_state import RankState
 from tutti.cost.network.group_links import GroupLinks
-from tutti.cost.network.group_placement import placement_of
 from tutti.cost.network.program_choice import Choice, choose_program
 from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.operators.exposed_communication import AS_PRICED, PerCollective
@@ -71,7 +70,7 @@ class ClassPricer:
         self.replica = rank_state.replica
         pool = self.replica.chips.pools[0]
         self.prices = shared.prices[pool]
-        self.placement = placement_of(self.replica, shared.cluster.pool(pool).node)
+        self.placement = shared.placement(self.replica)
         self._update = self.prices.updates(memory)
         self._times: dict[tuple[int, PerCollective], UnitTimes] = {}
         self._known: dict[object, Price] = {}

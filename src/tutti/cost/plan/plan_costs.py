@@ -86,7 +86,13 @@ def price_schedule(
         pricer = partial(class_pricer, c, shared, kernels)
         known = price(pricer(), c) if memo is None else memo.priced(c, shared, pricer, price)
         priced.append(known)
-    nodes = {(chip.pool, chip.node) for _, _, stage in plan.stages() for chip in stage.chips}
+    nodes = {
+        (chips.pool, node)
+        for _, _, stage in plan.stages()
+        for replica in stage.replicas
+        for chips in replica.chips.ranges
+        for node in range(chips.first_node, chips.last_node + 1)
+    }
     jitter = max(price.node_jitter for price in prices.values())
     works = list(_works(schedule, prices))
     return PricedStep(

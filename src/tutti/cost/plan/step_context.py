@@ -9,6 +9,7 @@ from dataclasses import replace
 from tutti.collective import Operation
 from tutti.cost.memory.rank_state import HolderIndex, RankState
 from tutti.cost.network.group_links import GroupLinks, group_links
+from tutti.cost.network.group_placement import Placement, placement_of
 from tutti.cost.network.host_memory_traffic import HostMemory
 from tutti.cost.network.program_choice import Choice, Efficiency, choose_program, price_named
 from tutti.cost.network.reach import group_limits, limits_of
@@ -24,7 +25,7 @@ from tutti.models.parameters import ParameterClass
 from tutti.models.spec import ModelSpec
 from tutti.ownership.elements import RankElements
 from tutti.ownership.shard_overlaps import shared_cuts
-from tutti.plan.plan import CollectiveUse, Plan, RankMap, Stage, chunks
+from tutti.plan.plan import CollectiveUse, Plan, RankMap, Replica, Stage, chunks
 from tutti.schedule.boundary import Boundary
 from tutti.schedule.instruction import Instruction, What
 from tutti.schedule.schedule import Schedule
@@ -69,6 +70,14 @@ class StepContext:
         if known is None:
             known = self._placed[id(stage)] = PlacedStage.of(stage)
         return known
+
+    def placement(self, replica: Replica) -> Placement:
+        """Return how the worst copy of a replica lies on its nodes."""
+        known, key = self._memo.placements, (replica.chips, replica.count, replica.tp, replica.cp)
+        if key not in known:
+            node = self.cluster.pool(replica.chips.pools[0]).node
+            known[key] = placement_of(replica, node)
+        return known[key]
 
     def boundary(self, pipeline: int, unit: int, what: What) -> BoundaryPrice:
         """Return what one micro-batch takes over a boundary."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tutti.cost.network.group_links import GroupLinks
+from tutti.cost.network.group_placement import Placement
 from tutti.cost.network.recorded_programs import Asked
 from tutti.cost.network.stage_boundaries import BoundaryPrice
 from tutti.cost.plan.equal_instructions import Kinds
@@ -62,12 +63,18 @@ class StepMemo:
     links: dict[tuple[Position, ...], GroupLinks] = field(default_factory=dict)
     chosen: dict[object, Asked] = field(default_factory=dict)  # by group, which the others keep
     boundaries: dict[object, BoundaryPrice] = field(default_factory=dict)
+    placements: dict[object, Placement] = field(default_factory=dict)
 
     def of_plan(self, *, network_lasts: bool) -> StepMemo:
         """Return what the look-ups of one plan may use, and add to."""
         if network_lasts:
             return self
-        return StepMemo(elements=self.elements, kinds=self.kinds, joined=self.joined)
+        return StepMemo(
+            elements=self.elements,
+            kinds=self.kinds,
+            joined=self.joined,
+            placements=self.placements,
+        )
 
     def clear(self) -> None:
         """Forget everything: answers refer to each other."""

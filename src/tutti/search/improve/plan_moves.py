@@ -272,7 +272,8 @@ def fewer_stage_moves(here: Here) -> Moves:
 # --- states ----------------------------------------------------------------------------------
 
 
-def _rules(here: Here, **values: object) -> list[Synchronisation]:
+def rules_of(here: Here, **values: object) -> list[Synchronisation]:
+    """Return one rule per class of parameters, for all units, with other values where given."""
     spread = expert_width(here.plan) > 1
     kinds = tuple(ParameterClass) if spread else (ParameterClass.DENSE,)
     return [
@@ -289,20 +290,20 @@ def _rules(here: Here, **values: object) -> list[Synchronisation]:
 def shard_level_moves(here: Here) -> Moves:
     """Try other shard levels."""
     for level in here.problem.space.shard:
-        yield replace(here.plan, synchronisation=tuple(_rules(here, shard_level=level)))
+        yield replace(here.plan, synchronisation=tuple(rules_of(here, shard_level=level)))
 
 
 def sharding_moves(here: Here) -> Moves:
     """Try other buckets and overlap; levels of one class, of embedding and head alone."""
-    now, units = _rules(here), here.problem.model.num_units
+    now, units = rules_of(here), here.problem.model.num_units
     tried: list[dict[str, object]] = [{"bucket": bucket} for bucket in (1, *BUCKETS)]
     tried += [{"overlap": on} for on in (True, False)]
     for values in tried:
-        yield replace(here.plan, synchronisation=tuple(_rules(here, **values)))
+        yield replace(here.plan, synchronisation=tuple(rules_of(here, **values)))
     if len(now) > 1:
         tried += [{"shard_level": level} for level in here.problem.space.shard]
         for values in tried:
-            changed = _rules(here, **values)
+            changed = rules_of(here, **values)
             yield replace(here.plan, synchronisation=(changed[0], *now[1:]))
             yield replace(here.plan, synchronisation=(now[0], *changed[1:]))
     for level in here.problem.space.shard:

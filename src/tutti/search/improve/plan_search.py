@@ -24,23 +24,28 @@ from tutti.plan.schedules import schedule_record, warm_up_depth
 from tutti.plan.wide_units import chosen_wide_units, with_wide_units
 from tutti.schedule.check import check_schedule
 from tutti.search.improve.batch_moves import BATCH_MOVES
+from tutti.search.improve.chip_moves import CHIP_MOVES
 from tutti.search.improve.least_time import LeastTime
 from tutti.search.improve.plan_moves import PLAN_MOVES, Here
 from tutti.search.improve.stage_loads import Loads
 from tutti.search.improve.stage_moves import STAGE_MOVES
+from tutti.search.improve.state_moves import STATE_MOVES
 from tutti.search.pricing.simulate_draft import DraftSimulator, pass_ends
 from tutti.search.strategy.space_limits import plan_in_space
 from tutti.search.thresholds import THRESHOLDS
-from tutti.simulate.estimate import Estimate
+from tutti.simulate.estimate import Estimate, SimulatedStep
 
 # In the order in which they are tried: much for little work first.
 MOVES = {
-    name: (PLAN_MOVES | STAGE_MOVES | BATCH_MOVES)[name]
+    name: (PLAN_MOVES | STAGE_MOVES | BATCH_MOVES | CHIP_MOVES | STATE_MOVES)[name]
     for name in (
         "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
         "schedule", "sizes", "copies", "order", "experts", "sharding", "recompute", "sequences",
         "joined", "warm-up of stages", "flags", "places", "fewer stages", "shard shares", "offload",
-        "idle chips", "order times", "recompute at all", "offload at all", "wide blocks",
+        "idle chips", "order times", "copies of stages", "handed copies", "rules of stages",
+        "experts of stages", "shares of groups", "apart", "left out", "more stages",
+        "idle pipelines", "recompute at all", "offload at all", "ends on the host", "dealt out",
+        "uneven experts", "wide blocks",
     )
 }  # fmt: skip
 
@@ -240,27 +245,29 @@ class PlanSearch:
 
     def _whole(self, plan: Plan, best: Standing) -> Standing | None:
         """Return a plan with its price where it is better than the best."""
-        estimate = self._priced(plan)
-        if estimate is None:
+        played = self._played(plan)
+        if played is None:
             return None
-        worth = self.worth(plan, estimate.step_seconds)
-        if worth >= best.worth * (1.0 - THRESHOLDS.least_gain) or any(
-            check_schedule(estimate.schedule)
-        ):
+        worth = self.worth(plan, played.step_seconds)
+        if worth >= best.worth * (1.0 - THRESHOLDS.least_gain) or not self._fits(played):
             return None
-        return Standing(plan, estimate, worth)
+        if any(check_schedule(played.schedule)):
+            return None
+        return Standing(plan, self.simulator.whole_estimate(played), worth)
 
-    def _priced(self, plan: Plan) -> Estimate | None:
-        """Return what the simulator says; None where the plan does not fit or cannot run."""
+    def _played(self, plan: Plan) -> SimulatedStep | None:
+        """Return the step that the simulator plays; None where the plan cannot run."""
         self.spent += THRESHOLDS.per_plan
         try:
-            estimate = self.simulator.price(plan)
+            played = self.simulator.step(plan)
         except TuttiError:  # an order in which stages wait for each other
             return None
-        self.spent += estimate.result.program.size
-        if not estimate.fits and not self.simulator.tables.problem.unlimited_memory:
-            return None
-        return estimate
+        self.spent += played.result.program.size
+        return played
+
+    def _fits(self, played: SimulatedStep) -> bool:
+        problem = self.simulator.tables.problem
+        return problem.unlimited_memory or played.fits(problem.cluster)
 
     def _short_worth(self, plan: Plan, counts: tuple[list[int], list[int]]) -> float | None:
         """Return what a plan is worth by two short steps: they tell the beginning and the pace."""
@@ -271,20 +278,20 @@ class PlanSearch:
 
     def _by_short_steps(self, plan: Plan, counts: tuple[list[int], list[int]]) -> float | None:
         ends: list[list[float]] = []
-        estimate: Estimate | None = None
+        played: SimulatedStep | None = None
         for lengths in counts:
-            estimate = self._priced(_shortened(plan, lengths))
-            if estimate is None:
+            played = self._played(_shortened(plan, lengths))
+            if played is None or not self._fits(played):
                 return None
-            ends.append(pass_ends(estimate))
-        assert estimate is not None
+            ends.append(pass_ends(played))
+        assert played is not None
         reached = 0.0
         for p, pipeline in enumerate(plan.pipelines):
             pace = (ends[1][p] - ends[0][p]) / (counts[1][p] - counts[0][p])
             left = pipeline.micro_batches - counts[1][p]
             reached = max(reached, ends[1][p] + left * pace)
-        closing = estimate.result.step_seconds - max(ends[1])
-        return self.worth(plan, (reached + closing) * estimate.priced.slowdown)
+        closing = played.result.step_seconds - max(ends[1])
+        return self.worth(plan, (reached + closing) * played.priced.slowdown)
 
 
 def _key(plan: Plan) -> object:

@@ -29,7 +29,7 @@ from tutti.search.pricing.unit_tables import CHUNKS
 
 FACTORS = (2, 3, 5, 7)
 AXES = ("tp", "cp", "count")
-AMOUNTS = ("one fewer", "one more", "none", "all", "half")
+AMOUNTS = ("one fewer", "one more", "none", "all", "half", "last half")
 
 Alter = Callable[[Replica, Stage], Replica | None]
 
@@ -158,14 +158,14 @@ def flag_moves(here: Here) -> Moves:
 
 
 def recompute_moves(here: Here, *, remedied: bool = True) -> Moves:
-    """Recompute less, more, or in another way; `remedied`: where something is done for memory."""
+    """Recompute otherwise; `remedied`: only where something is done for memory."""
     model = here.problem.model
     for amount, full in itertools.product(AMOUNTS, (True, False)):
 
         def alter(
             replica: Replica, stage: Stage, amount: str = amount, full: bool = full
         ) -> Replica:
-            if _has_remedies(replica) is not remedied:
+            if remedied and not _has_remedies(replica):
                 return replica
             known = replica.recompute
             named, others = (known.full, known.selective)[:: 1 if full else -1]
@@ -179,14 +179,14 @@ def recompute_moves(here: Here, *, remedied: bool = True) -> Moves:
 
 
 def offload_moves(here: Here, *, remedied: bool = True) -> Moves:
-    """Keep less or more on the host; `remedied`: where something is done for memory."""
+    """Keep less or more on the host; `remedied`: only where something is done for memory."""
     model = here.problem.model
     for name, amount in itertools.product(here.problem.space.offload, AMOUNTS):
 
         def alter(
             replica: Replica, stage: Stage, name: str = name, amount: str = amount
         ) -> Replica:
-            if _has_remedies(replica) is not remedied:
+            if remedied and not _has_remedies(replica):
                 return replica
             named = getattr(replica.offload, name)
             wanted = _amount(named, stage, model.num_layers, amount)
@@ -201,19 +201,21 @@ def _has_remedies(replica: Replica) -> bool:
 
 
 def _amount(named: UnitRanges, stage: Stage, num_layers: int, amount: str) -> UnitRanges:
-    """Return so many of the stage's blocks, beginning with those that are named."""
+    """Return so many of the stage's blocks; one more or fewer than those that are named."""
     held = [unit for unit in units_of(named) if 1 <= unit <= num_layers]
     ends = [unit for unit in units_of(named) if unit not in held]
     blocks = [unit for unit in units_of(stage.units) if 1 <= unit <= num_layers]
     ordered = [*held, *(unit for unit in blocks if unit not in held)]
-    count = {
-        "none": 0,
-        "all": len(blocks),
-        "half": len(blocks) // 2,
-        "one more": len(held) + 1,
-        "one fewer": max(0, len(held) - 1),
+    half = len(blocks) // 2
+    taken = {
+        "none": [],
+        "all": blocks,
+        "half": blocks[:half],
+        "last half": blocks[half:],
+        "one more": ordered[: len(held) + 1],
+        "one fewer": held[:-1],
     }[amount]
-    return ranges_of([*ends, *ordered[:count]] if count else [], stage.units)
+    return ranges_of([*ends, *taken] if taken else [], stage.units)
 
 
 def idle_moves(here: Here) -> Moves:

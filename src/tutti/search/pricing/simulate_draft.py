@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tutti.errors import TuttiError
+from tutti.plan.check import require_valid
 from tutti.plan.files import plan_from_document, plan_to_document
 from tutti.plan.plan import Plan
 from tutti.plan.schedules import schedule_record
@@ -27,7 +28,14 @@ from tutti.search.pricing.unit_tables import Tables
 from tutti.search.strategy.draft import Draft, Placement, canonical, to_plan
 from tutti.search.strategy.space_limits import draft_keeps
 from tutti.search.thresholds import THRESHOLDS
-from tutti.simulate.estimate import Estimate, PricingMemo, estimate
+from tutti.simulate.estimate import (
+    Estimate,
+    PricingMemo,
+    SimulatedStep,
+    estimate,
+    estimate_of,
+    simulated_step,
+)
 
 _WEIGHTS = OPS.index(Op.BACKWARD_WEIGHT)
 
@@ -98,7 +106,7 @@ def short_lengths(draft: Draft) -> tuple[list[int], list[int]]:
     return shorter, longer
 
 
-def pass_ends(estimated: Estimate) -> list[float]:
+def pass_ends(estimated: Estimate | SimulatedStep) -> list[float]:
     """Return when each pipeline's last pass ends."""
     result = estimated.result
     ends = [0.0] * len(estimated.schedule.plan.pipelines)
@@ -206,13 +214,24 @@ class DraftSimulator:
     def price(self, plan: Plan) -> Estimate:
         """Return what the simulator says of a plan."""
         problem = self.tables.problem
+        require_valid(plan, problem.model, problem.cluster)
+        return self.whole_estimate(self.step(plan))
+
+    def step(self, plan: Plan) -> SimulatedStep:
+        """Return the step of a plan that was checked, played; most plans are asked no more."""
+        problem = self.tables.problem
         self.simulated += 1
-        estimated = estimate(
+        played = simulated_step(
             plan, problem.model, problem.cluster, self.tables.sources, prices=self.tables.prices,
             memo=self.memo,
         )  # fmt: skip
-        self.instructions += estimated.result.program.size
-        return estimated
+        self.instructions += played.result.program.size
+        return played
+
+    def whole_estimate(self, played: SimulatedStep) -> Estimate:
+        """Return all that the simulator says of a plan whose step was played."""
+        problem = self.tables.problem
+        return estimate_of(played, problem.model, problem.cluster, self.tables.sources)
 
     def parts(
         self, parts: Sequence[PipelineCopies], placement: Placement = "stage"

@@ -21,6 +21,7 @@ class Effort:
     whole: int = 2  # drafts simulated from the first micro-batch to the last, at least
     chains: int = 4  # per group of pools, schedule and shard level
     alone: int = 3  # candidates for each pool by itself
+    smaller: int = 2  # candidates of each smaller question; 0: none is asked
     polished: int = 2
     groupings: tuple[Grouping, ...] | None = None  # arrangements of pools; None: all likely ones
     seeds: tuple[tuple[PipelineCopies, ...], ...] = ()  # likely strategies: those of a warm start
@@ -34,7 +35,9 @@ class Effort:
     last_mile: int = 2_500_000  # instructions for a local search from the best plans
     wide_gap: float = 0.2  # over the bound: here all of them, below far fewer, above more
     widest_more: float = 2.0  # times as many at most
-    gap_power: float = 1.75
+    gap_power: float = 1.75  # of the gap over the wide one, for more work
+    narrow_power: float = 1.2  # the same, for less
+    finish: float = 0.5  # times as much for the best plan in the end, where the gap is wide
     large_less: int = 5  # times less of it on a large cluster
     large_widest: float = 6.0  # times as many of these at most: a plan has more fields there
 
@@ -52,7 +55,8 @@ class Effort:
         is_large = num_chips >= self.large
         most = self.last_mile // (self.large_less if is_large else 1)
         widest = self.large_widest if is_large else self.widest_more
-        return int(most * min(widest, (gap / self.wide_gap) ** self.gap_power))
+        power = self.gap_power if gap > self.wide_gap else self.narrow_power
+        return int(most * min(widest, (gap / self.wide_gap) ** power))
 
     def is_wide(self, seconds: float, bound: float) -> bool:
         """Tell whether a step is so far above the bound that further kinds of plans are tried."""

@@ -18,7 +18,9 @@ from tutti.search.planner import plan
 from tutti.search.question.effort import Effort
 from tutti.simulate.estimate import PricingMemo, estimate
 
-FEW = Effort(candidates=2, most_candidates=2, last_mile=0, instructions=5_000, per_chip=0)
+FEW = Effort(
+    candidates=2, most_candidates=2, last_mile=0, instructions=5_000, per_chip=0, smaller=0
+)
 NUMBERS = (0, 3, 7)
 WALK = 30  # plans of each question, each a drawn change of one before
 
