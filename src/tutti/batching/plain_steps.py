@@ -16,7 +16,7 @@ import numpy as np
 from tutti.loops import compiled
 
 # of a slot; job -1: it is free. `STACK` holds the free slots, who is next on top
-JOB, ENTRY, LENGTH, COMPUTED, PAGES, STACK, SLOT_FIELDS = range(7)
+JOB, ENTRY, LENGTH, COMPUTED, PAGES, GOAL, MOST, STACK, SLOT_FIELDS = range(9)
 FREE, USED, WAITING, STEPS, ENTRIES, BACK, HEAD, TAIL, LANE_FIELDS = range(9)
 # of a job: its lengths; the step and the place in which it entered; who is next in line; how often
 # it lost its slot
@@ -106,11 +106,9 @@ def _promised(slots: Any, size: Any) -> Any:
 promised = compiled(_promised)
 
 
-def _to_do(slots: Any, jobs: Any, slot: Any) -> Any:
+def _to_do(slots: Any, slot: Any) -> Any:
     """Return the tokens of a sequence that are to be computed (compiled)."""
-    job = slots[JOB, slot]
-    goal = max(jobs[job, PROMPT], jobs[job, LIMIT] - 1)
-    return min(slots[LENGTH, slot], goal) - slots[COMPUTED, slot]
+    return min(slots[LENGTH, slot], slots[GOAL, slot]) - slots[COMPUTED, slot]
 
 
 to_do = compiled(_to_do)
@@ -165,7 +163,7 @@ def _decodes(slots: Any, lane: Any, jobs: Any, rows: Any, sizes: Any) -> Any:
     count: Any = np.int64(0)
     needs: Any = np.int64(0)
     for slot in range(slots.shape[1]):
-        if slots[JOB, slot] >= 0 and to_do(slots, jobs, slot) == 1:
+        if slots[JOB, slot] >= 0 and to_do(slots, slot) == 1:
             singles[count] = slot
             count += 1
             needs += slots[COMPUTED, slot] // size >= slots[PAGES, slot]
@@ -199,10 +197,10 @@ def _decodes(slots: Any, lane: Any, jobs: Any, rows: Any, sizes: Any) -> Any:
 decodes = compiled(_decodes)
 
 
-def _chunk(slots: Any, lane: Any, jobs: Any, budget: Any, slot: Any, size: Any) -> Any:
+def _chunk(slots: Any, lane: Any, budget: Any, slot: Any, size: Any) -> Any:
     """Return how much of a prompt is computed: as much as there are tokens and pages (compiled)."""
     room = (slots[PAGES, slot] + lane[FREE]) * size - slots[COMPUTED, slot]
-    return min(to_do(slots, jobs, slot), budget, room)
+    return min(to_do(slots, slot), budget, room)
 
 
 chunk = compiled(_chunk)
@@ -217,12 +215,12 @@ def _prompts(slots: Any, lane: Any, jobs: Any, rows: Any, num: Any, sizes: Any) 
             if slots[JOB, slot] < 0 or slots[ENTRY, slot] <= behind:
                 continue
             sooner = first < 0 or slots[ENTRY, slot] < slots[ENTRY, first]
-            if sooner and to_do(slots, jobs, slot) > 1:
+            if sooner and to_do(slots, slot) > 1:
                 first = slot
         if first < 0:
             break
         behind = slots[ENTRY, first]
-        count = chunk(slots, lane, jobs, budget, first, size)
+        count = chunk(slots, lane, budget, first, size)
         if count <= 0:
             return num
         budget -= count
@@ -241,9 +239,11 @@ def _prompts(slots: Any, lane: Any, jobs: Any, rows: Any, num: Any, sizes: Any) 
         at = slots[STACK, slots.shape[1] - lane[USED] - 1]
         slots[JOB, at], slots[ENTRY, at] = job, jobs[job, PLACE]
         slots[LENGTH, at], slots[COMPUTED, at], slots[PAGES, at] = jobs[job, KNOWN], 0, 0
+        slots[MOST, at] = jobs[job, LIMIT]
+        slots[GOAL, at] = max(jobs[job, PROMPT], jobs[job, LIMIT] - 1)
         lane[USED] += 1
         lane[WAITING] -= 1
-        count = chunk(slots, lane, jobs, budget, at, size)
+        count = chunk(slots, lane, budget, at, size)
         if count <= 0:
             break
         budget -= count
@@ -269,8 +269,7 @@ def _make_step(slots: Any, lane: Any, jobs: Any, rows: Any, sizes: Any) -> Any:
         slot = rows[row, SLOT]
         slots[COMPUTED, slot] += rows[row, COUNT]
         rows[row, SAMPLED] = (
-            slots[COMPUTED, slot] == slots[LENGTH, slot]
-            and slots[LENGTH, slot] < jobs[slots[JOB, slot], LIMIT]
+            slots[COMPUTED, slot] == slots[LENGTH, slot] and slots[LENGTH, slot] < slots[MOST, slot]
         )
         slots[LENGTH, slot] += rows[row, SAMPLED]
     lane[STEPS] += 1

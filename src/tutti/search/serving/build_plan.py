@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tutti.hardware.cluster import Cluster
 from tutti.hardware.topology import Position
@@ -56,8 +56,8 @@ def build_plan(problem: ServeProblem, mixture: Mixture) -> Plan:
     """Return the plan of a mixture."""
     laid, idle = _lay(problem, mixture)
     total = mixture.rate or 1.0
-    sent = _sent(mixture)
-    pipelines = tuple(_pipeline(problem, one, total, sent) for one in laid)
+    used = _used(mixture)
+    pipelines = tuple(_pipeline(problem, one, total, used) for one in laid)
     spec = problem.model
     apart = spec.ties_weights and any(len(p.stages) > 1 for p in pipelines)
     return Plan(
@@ -72,6 +72,26 @@ def build_plan(problem: ServeProblem, mixture: Mixture) -> Plan:
         tied_owner=0 if apart else None,
         idle=idle,
         routes=_routes(laid, mixture),
+    )
+
+
+def plan_of_one(problem: ServeProblem, option: EngineOption) -> Plan:
+    """Return a plan of one engine, to which all requests come: of decodes, with their keys."""
+    alone = Mixture(engines=((option, 1),), flows={}, rate=option.rate, bound=0.0)
+    (one,), idle = _lay(problem, alone)
+    pipeline = _pipeline(problem, one, option.rate, {})
+    assert pipeline.engine is not None
+    pipeline = replace(pipeline, engine=replace(pipeline.engine, share=1.0))
+    return Plan(
+        model=refer_to_model(problem.model),
+        cluster=refer_to_cluster(problem.cluster),
+        job=Job(
+            sequence_length=problem.longest,
+            global_batch=pipeline.sequences,
+            serving=problem.service,
+        ),
+        pipelines=(pipeline,),
+        idle=idle,
     )
 
 
@@ -99,7 +119,16 @@ def _sent(mixture: Mixture) -> dict[str, float]:
     return rates
 
 
-def _pipeline(problem: ServeProblem, one: _Laid, total: float, sent: dict[str, float]) -> Pipeline:
+def _used(mixture: Mixture) -> dict[str, float]:
+    """Return which part of what they could the prefill engines of each pool send."""
+    able: dict[str, float] = {}
+    for option, count in mixture.engines:
+        if option.role is Role.PREFILL:
+            able[option.home] = able.get(option.home, 0.0) + option.rate * count
+    return {pool: rate / able[pool] for pool, rate in _sent(mixture).items()}
+
+
+def _pipeline(problem: ServeProblem, one: _Laid, total: float, used: dict[str, float]) -> Pipeline:
     option, count = one.option, one.count
     each = option.slots // option.lanes
     stages, first = [], 0
@@ -116,7 +145,7 @@ def _pipeline(problem: ServeProblem, one: _Laid, total: float, sent: dict[str, f
     if option.role is Role.BOTH:
         share = option.rate * count / total
     elif option.role is Role.PREFILL:
-        share = sent.get(option.home, 0.0) / total
+        share = used.get(option.home, 0.0) * option.rate * count / total
     formats = option.kinds[0].formats
     return Pipeline(
         micro_batch=each * count,
@@ -134,28 +163,12 @@ def _pipeline(problem: ServeProblem, one: _Laid, total: float, sent: dict[str, f
 
 
 def _normed(pipelines: tuple[Pipeline, ...]) -> tuple[Pipeline, ...]:
-    """Let shares sum to one; prefill engines of one pool share its flow by their numbers."""
-    from dataclasses import replace
-
-    normed = []
-    by_home: dict[str, int] = {}
-    for pipeline in pipelines:
-        if pipeline.engine is not None and pipeline.engine.role is Role.PREFILL:
-            home = pipeline.stages[0].chips.pools[0]
-            by_home[home] = by_home.get(home, 0) + pipeline.copies
-    total = 0.0
-    for pipeline in pipelines:
-        engine = pipeline.engine
-        assert engine is not None
-        if engine.role is Role.PREFILL:
-            home = pipeline.stages[0].chips.pools[0]
-            engine = replace(engine, share=engine.share * pipeline.copies / by_home[home])
-        total += engine.share
-        normed.append(replace(pipeline, engine=engine))
+    """Let shares sum to one."""
+    engines = [pipeline.engine for pipeline in pipelines if pipeline.engine is not None]
+    total = sum(engine.share for engine in engines)
     return tuple(
-        replace(p, engine=replace(p.engine, share=min(1.0, p.engine.share / total)))
-        for p in normed
-        if p.engine is not None
+        replace(pipeline, engine=replace(engine, share=min(1.0, engine.share / total)))
+        for pipeline, engine in zip(pipelines, engines, strict=True)
     )
 
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 
 from tutti.plan.plan import Plan
 from tutti.plan.serving import Role
+from tutti.search.serving.kept_rate import largest_kept
 from tutti.search.serving.question import ServeProblem
+from tutti.search.serving.steady import CLOSE, is_quick
 from tutti.simulate.serving.requests import Requests, draw
 from tutti.simulate.serving.result import ServingResult
 from tutti.simulate.serving.run import Deployment, simulate_serving
 
 MOST_OF_PROMISE = 1.3
-# shares of the rate that the flows promise; the first that keeps the limits counts
-LADDER = (
-    MOST_OF_PROMISE, 1.15, 1.0, 0.95, 0.9, 0.85, 0.8, 0.74, 0.68, 0.6, 0.5, 0.4, 0.28, 0.16, 0.08,
-)  # fmt: skip
 FEWEST = 200  # requests of a simulation
 TURNS = 2.0  # how often every slot is filled in it, as far as steps reach
 MOST_STEPS = 5_000
@@ -25,8 +23,11 @@ MOST_STEPS = 5_000
 KEEPS_UP = 0.85
 # the same of the run that confirms the best: slots are full for most of it
 LONG_TURNS, LONG_STEPS, KEEPS_UP_LONG = 6.0, 20_000, 0.95
-LESS, HALF = 0.95, 0.5  # of a rate that was not kept: what is tried next, at most and at least
+LONGEST = 24.0, 60_000  # turns and steps where all come at once, and steps are quick
+# of a rate that was not kept: what is tried next, at most and at least
+LESS, HALF = 0.95, 0.5
 MOST_CONFIRMED = 10
+COARSE = 1.06  # a rate that is kept and the next that is not, where simulations are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,31 +55,25 @@ def evaluate(
     """
     deployment = Deployment.of(plan, problem.measured)
     if not _limited(problem):  # all come at once: a run that slots are still filling in says little
-        count = _count(problem, deployment, turns=LONG_TURNS, most_steps=LONG_STEPS)
+        turns, most_steps = LONGEST if is_quick(problem) else (LONG_TURNS, LONG_STEPS)
+        count = _count(problem, deployment, turns=turns, most_steps=most_steps)
         result = simulate_serving(deployment, _requests(problem, count, None, seed))
         return Evaluated(plan=plan, promised=promised, rate=result.request_rate, result=result)
-    count = _count(problem, deployment)
-    low = next(i for i, share in enumerate(LADDER) if share * promised <= most or share <= 1.0)
-    high = len(LADDER)  # the first that keeps them lies in low…high
-    kept: tuple[float, ServingResult] | None = None
-    last: ServingResult | None = None
-    place = low if low > 1 else 3  # a promise as high as the bound is likely to be kept
-    while low < high:
-        rate = LADDER[place] * promised
-        result = simulate_serving(deployment, _requests(problem, count, rate, seed))
-        last = result
-        if result.keeps_limits and result.request_rate >= KEEPS_UP * rate:
-            kept = (rate, result)
-            high = place
-        else:
-            low = place + 1
-            if low < len(LADDER) and LADDER[low] * promised < least and kept is None:
-                break
-        place = (low + high) // 2
-    if kept is None:
-        assert last is not None
-        return Evaluated(plan=plan, promised=promised, rate=0.0, result=last)
-    return Evaluated(plan=plan, promised=promised, rate=kept[0], result=kept[1])
+    quick = is_quick(problem)
+    turns, most_steps = (LONG_TURNS, LONG_STEPS) if quick else (TURNS, MOST_STEPS)
+    count = _count(problem, deployment, turns=turns, most_steps=most_steps)
+    keeps_up = KEEPS_UP_LONG if quick else KEEPS_UP
+    results: dict[float, ServingResult] = {}
+
+    def keeps(rate: float) -> bool:
+        result = results[rate] = simulate_serving(deployment, _requests(problem, count, rate, seed))
+        return result.keeps_limits and result.request_rate >= keeps_up * rate
+
+    most = min(most, MOST_OF_PROMISE * promised)
+    close = CLOSE if quick else COARSE
+    rate = largest_kept(keeps, promised, close=close, least=least, most=most)
+    result = results[rate] if rate else list(results.values())[-1]
+    return Evaluated(plan=plan, promised=promised, rate=rate, result=result)
 
 
 def _limited(problem: ServeProblem) -> bool:
@@ -137,6 +132,7 @@ def confirm(problem: ServeProblem, deployed: Evaluated, *, seed: int = 1) -> Eva
     deployment = Deployment.of(deployed.plan, problem.measured)
     count = _count(problem, deployment, turns=LONG_TURNS, most_steps=LONG_STEPS)
     rate, result = deployed.rate, deployed.result
+    less = 1.0 / CLOSE if is_quick(problem) else LESS
     for _ in range(MOST_CONFIRMED):
         if rate <= 0.0:
             break
@@ -144,5 +140,5 @@ def confirm(problem: ServeProblem, deployed: Evaluated, *, seed: int = 1) -> Eva
         kept = result.request_rate / rate
         if result.keeps_limits and kept >= KEEPS_UP_LONG:
             return replace(deployed, rate=rate, result=result)
-        rate *= min(LESS, max(HALF, kept))
+        rate *= min(less, max(HALF, kept))
     return replace(deployed, rate=0.0, result=result)

@@ -34,6 +34,7 @@ class Mixture:
     flows: dict[tuple[str, str], float]  # requests per second, by prefill and decode pool
     rate: float  # requests per second of all, never waiting
     bound: float  # of any mixture of these engines, by the relaxation
+    relaxed: tuple[EngineOption, ...] = ()  # the engines of the relaxation
 
     @property
     def num_chips(self) -> int:
@@ -167,4 +168,5 @@ def solve_flows(
         flows=flows,
         rate=float(served @ columns),
         bound=float(ideal.served() @ relaxed),
+        relaxed=tuple(o for o, n in zip(options, relaxed, strict=False) if n > 1e-6),
     )

@@ -23,11 +23,12 @@ from tutti.search.serving.evaluate import (
     evaluate,
     simulate_at,
 )
-from tutti.search.serving.flows import Mixture, solve_flows
+from tutti.search.serving.flows import Mixture
 from tutti.search.serving.infeasible import why_nothing_fits
 from tutti.search.serving.kinds import ChipGroup, kinds_of
 from tutti.search.serving.options import EngineOption, best_engine, engine_options
 from tutti.search.serving.question import ServeProblem
+from tutti.search.serving.rated import RatedEngines
 
 ALL_ROLES = (Role.BOTH, Role.PREFILL, Role.DECODE)
 MARGIN = (1.1, 1.25, 1.45, 1.7)  # of the demand, until the simulation keeps the limits
@@ -79,10 +80,11 @@ def plan_serving(
     if not options:
         raise InputError(why_nothing_fits(problem, kinds))
     report("mixtures")
+    engines = RatedEngines(problem, options)
     if problem.objective == "rate":
-        answer = _most(problem, kinds, options, report)
+        answer = _most(problem, kinds, engines, report)
     else:
-        answer = _least(problem, options, report)
+        answer = _least(problem, engines, report)
     require_valid(answer.plan)
     return replace(answer, num_engines=len(options), seconds=time.perf_counter() - began)
 
@@ -93,10 +95,10 @@ def plan_serving(
 def _most(
     problem: ServeProblem,
     kinds: Sequence[ChipGroup],
-    options: Sequence[EngineOption],
+    engines: RatedEngines,
     report: Callable[[str], None],
 ) -> ServeAnswer:
-    candidates = _candidates(problem, kinds, options)
+    candidates = _candidates(problem, kinds, engines)
     bound = max(mixture.bound for _, mixture in candidates)
     evaluated: dict[object, tuple[str, Evaluated]] = {}  # by what mixtures share
     confirmed: set[object] = set()
@@ -111,7 +113,7 @@ def _most(
     compared = []
     for name, mixture in sorted(candidates, key=lambda item: -item[1].rate):
         known = evaluated.get(_same(mixture))
-        rate = None if known is None else known[1].rate
+        rate = known[1].rate if known is not None and known[1].rate > 0.0 else None
         compared.append(
             ComparedDeployment(
                 name=name, promised=mixture.rate, simulated=rate, chips=mixture.num_chips
@@ -120,7 +122,7 @@ def _most(
     compared += _even_split(chosen)
     return ServeAnswer(
         problem=problem, best=chosen, winner=winner, compared=tuple(compared), bound=bound,
-        num_engines=len(options), seconds=0.0,
+        num_engines=0, seconds=0.0,
     )  # fmt: skip
 
 
@@ -173,33 +175,33 @@ def _same(mixture: Mixture) -> object:
 
 
 def _candidates(
-    problem: ServeProblem, kinds: Sequence[ChipGroup], options: Sequence[EngineOption]
+    problem: ServeProblem, kinds: Sequence[ChipGroup], engines: RatedEngines
 ) -> list[tuple[str, Mixture]]:
     """Return the mixtures to compare, by name."""
     candidates = []
-    every = solve_flows(problem, options)
+    every = engines.solve()
     if every is None or every.rate <= 0.0:
         raise InputError(why_nothing_fits(problem, kinds))
-    together = [option for option in options if option.role is Role.BOTH]
-    alone = _pools_alone(problem, together)
-    both = solve_flows(problem, together)
+    both = engines.solve(lambda option: option.role is Role.BOTH)
+    alone = _pools_alone(problem, engines)
     candidates.append(("planned", every))
     if both is not None:
         candidates.append(("no separation", both))
     if alone is not None:
         candidates.append(("each pool alone", alone))
-    chain = _one_pipeline_per_pool(problem, kinds)
+    chain = _one_pipeline_per_pool(problem, kinds, engines)
     if chain is not None:
         candidates.append(("one pipeline per kind of chip", chain))
     return candidates
 
 
-def _pools_alone(problem: ServeProblem, together: Sequence[EngineOption]) -> Mixture | None:
+def _pools_alone(problem: ServeProblem, engines: RatedEngines) -> Mixture | None:
     """Return the best of every pool by itself, side by side."""
-    parts = [
-        solve_flows(problem, [o for o in together if set(o.chips) == {pool}])
-        for pool in problem.pools
-    ]
+
+    def of(pool: str) -> Callable[[EngineOption], bool]:
+        return lambda option: option.role is Role.BOTH and set(option.chips) == {pool}
+
+    parts = [engines.solve(of(pool)) for pool in problem.pools]
     return _joined([part for part in parts if part is not None])
 
 
@@ -214,19 +216,22 @@ def _joined(parts: Sequence[Mixture]) -> Mixture | None:
     )
 
 
-def _one_pipeline_per_pool(problem: ServeProblem, kinds: Sequence[ChipGroup]) -> Mixture | None:
+def _one_pipeline_per_pool(
+    problem: ServeProblem, kinds: Sequence[ChipGroup], engines: RatedEngines
+) -> Mixture | None:
     """Return a pipeline through all chips of each pool: what is done without a planner."""
-    engines = []
+    pipelines = []
     for pool in problem.pools:
         widest = max((kind for kind in kinds if kind.pool == pool), key=lambda kind: kind.tp)
         stages = min(widest.groups, problem.model.num_layers)
         option = best_engine(problem, (widest,) * stages, Role.BOTH)
-        if option is not None:
-            engines.append((option, 1))
-    if not engines:
+        option = option and engines.rate(option)
+        if option is not None and option.rate > 0.0:
+            pipelines.append((option, 1))
+    if not pipelines:
         return None
-    rate = sum(option.rate for option, _ in engines)
-    return Mixture(engines=tuple(engines), flows={}, rate=rate, bound=0.0)
+    rate = sum(option.rate for option, _ in pipelines)
+    return Mixture(engines=tuple(pipelines), flows={}, rate=rate, bound=0.0)
 
 
 def _even_split(best: Evaluated) -> list[ComparedDeployment]:
@@ -257,7 +262,7 @@ def _even_split(best: Evaluated) -> list[ComparedDeployment]:
 
 
 def _least(
-    problem: ServeProblem, options: Sequence[EngineOption], report: Callable[[str], None]
+    problem: ServeProblem, engines: RatedEngines, report: Callable[[str], None]
 ) -> ServeAnswer:
     demand = problem.service.traffic.requests_per_s
     if demand is None:
@@ -268,7 +273,7 @@ def _least(
         raise InputError("--objective cost: every pool needs 'price_per_chip_hour'")
     compared = []
     for margin in MARGIN:
-        mixture = solve_flows(problem, options, objective=problem.objective, demand=margin * demand)
+        mixture = engines.solve(objective=problem.objective, demand=margin * demand)
         if mixture is None:
             break
         report(f"simulating: {mixture.num_chips} chips")
@@ -285,9 +290,9 @@ def _least(
             cheapest = Evaluated(plan=plan, promised=mixture.rate, rate=demand, result=result)
             return ServeAnswer(
                 problem=problem, best=cheapest, winner=compared[-1].name, compared=tuple(compared),
-                bound=mixture.bound, num_engines=len(options), seconds=0.0,
+                bound=mixture.bound, num_engines=0, seconds=0.0,
             )  # fmt: skip
-    most = _most(replace(problem, objective="rate"), kinds_of(problem), options, report)
+    most = _most(replace(problem, objective="rate"), kinds_of(problem), engines, report)
     raise InputError(
         f"no deployment keeps the limits at {demand:g} requests/s; the most that these chips "
         f"serve within them is {most.best.rate:.4g} requests/s ({most.plan.num_ranks} chips)"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tutti.loops import compiled, has_numba
 from tutti.plan.plan import Plan
-from tutti.plan.serving import Role
 
 I64 = NDArray[np.int64]
 SHORT = 20_000  # requests that are dealt before numba is loaded
@@ -28,13 +27,15 @@ def dealt(plan: Plan, shown: Sequence[int], count: int) -> I64:
     shares = {
         group: pipeline.engine.share
         for group, pipeline in enumerate(plan.pipelines)
-        if pipeline.engine is not None and pipeline.engine.role is not Role.DECODE
-        if pipeline.engine.share
+        if pipeline.engine is not None and pipeline.engine.share
     }
     if not shares:
         return np.empty((0, 2), np.int64)
+    own = np.array(list(shares.values()))
     loop = compiled(deal) if count > SHORT and has_numba() else deal
-    groups: I64 = loop(np.array(list(shares.values())), np.empty(count, np.int64))
+    groups: I64 = (
+        loop(own, np.zeros(count, np.int64)) if len(own) > 1 else np.zeros(count, np.int64)
+    )
     rows = [np.empty((0, 2), np.int64)]
     for place, group in enumerate(shares):
         own = np.flatnonzero(groups == place)
@@ -75,6 +76,10 @@ class Onward:
         }  # fmt: skip
         self._given: dict[tuple[int, int], int] = {}
         self._total: dict[int, int] = {}
+
+    def sends(self, group: int) -> bool:
+        """Tell whether anybody goes on with what a group begins."""
+        return bool(self._routes[group])
 
     def next(self, group: int) -> tuple[int, bool]:
         """Return the group that goes on, and whether an engine of it that is simulated does."""

@@ -17,8 +17,8 @@ from tutti.batching.plain_steps import (
     FREE,
     JOB,
     LENGTH,
-    LIMIT,
     LOST,
+    MOST,
     SAMPLED,
     SLOT,
     START,
@@ -223,7 +223,7 @@ def _end(g: Any, which: Any, now: Any) -> None:
                 g.seen[job, FIRST] = now
     for slot in range(slots.shape[1]):
         job = slots[JOB, slot]
-        if job < 0 or slots[LENGTH, slot] < g.jobs[job, LIMIT]:
+        if job < 0 or slots[LENGTH, slot] < slots[MOST, slot]:
             continue
         clear(slots, g.lane[which], slot)
         g.use[engine, MADE_LOST] += g.jobs[job, LOST]

@@ -48,12 +48,21 @@ def simulate_groups(
         mine = [jobs[place] for place in np.flatnonzero(entries[:, 1] == group).tolist()]
         if not mine:
             continue
-        prefill = each.engine.role is Role.PREFILL
-        asked = [(job.arrived_s, job.prompt, 1 if prefill else job.output) for job in mine]
+        role = each.engine.role
+        asked = [
+            (job.arrived_s, job.prompt, 1 if role is Role.PREFILL else job.output) for job in mine
+        ]
+        if role is Role.DECODE:  # alone: keys were made elsewhere
+            for job in mine:
+                job.first_s = job.finished_s = job.arrived_s
+            mine = [job for job in mine if job.output > 1]
+            asked = [(job.arrived_s, job.prompt + 1, job.output - 1) for job in mine]
+        if not mine:
+            continue
         done = _ran(each, shown[group], mine, asked)
         engines += _records(group, each, done)
         queues.append(done.queue)
-        if prefill:
+        if onward.sends(group):
             for time, target, job in _sent(each, group, wires, onward, mine, done):
                 sent.setdefault(target, []).append((time, job))
     for group in sorted(sent):

@@ -174,8 +174,13 @@ class _Run:
         index, group = self._dealt[place]
         job = Job(index, now, int(requests.prompts[index]), int(requests.outputs[index]))
         self.jobs.append(job)
-        engine = min(self._groups[group], key=lambda engine: engine.work)
         role = self._deployment.prices[group].engine.role
+        if role is Role.DECODE:  # alone: its keys were made elsewhere
+            job.first_s = job.finished_s = now
+            if job.output > 1:
+                self._import(group, job, now)
+            return
+        engine = min(self._groups[group], key=lambda engine: engine.work)
         most_new = 1 if role is Role.PREFILL else job.output
         lane = engine.take(job, requests.tokens(index), most_new, now)
         self._kick(engine, lane, now)
@@ -202,7 +207,7 @@ class _Run:
 
     def _ended(self, engine: SimulatedEngine, lane: Lane, now: float) -> None:
         for job in engine.end(lane, now):
-            if engine.prices.engine.role is Role.PREFILL and job.output > 1:
+            if self._onward.sends(engine.group) and job.output > 1:
                 self._send(engine, job, now)
         self._note_queue(engine, lane, now)
         self._kick(engine, lane, now)

@@ -21,7 +21,7 @@ from tutti.plan.serving import Lengths, Limits, Role, Service, Traffic
 from tutti.search.serving import evaluate as evaluating
 from tutti.search.serving.build_plan import build_plan
 from tutti.search.serving.chains import chains
-from tutti.search.serving.flows import solve_flows
+from tutti.search.serving.flows import Mixture, solve_flows
 from tutti.search.serving.kinds import kinds_of
 from tutti.search.serving.options import EngineOption, engine_options
 from tutti.search.serving.planner import ALL_ROLES, plan_serving
@@ -113,6 +113,23 @@ def test_engines_fit_and_their_plan_is_valid():
         engine_prices(problem.model, TINY, pipeline, problem.longest)
 
 
+def test_prefill_engines_of_a_pool_share_its_flow_by_their_rates():
+    cluster = _cluster({"name": "h20", "chip": "H20", "nodes": 1, "chips_per_node": 8})
+    problem = _problem(cluster=cluster)
+    options = {(o.role, o.num_chips): o for o in _options(problem)}
+    one, two = options[Role.PREFILL, 1], options[Role.PREFILL, 2]
+    decode = options[Role.DECODE, 1]
+    rate = one.rate + 2 * two.rate
+    mixture = Mixture(
+        engines=((one, 1), (two, 2), (decode, 2)), flows={("h20", "h20"): rate}, rate=rate,
+        bound=rate,
+    )  # fmt: skip
+    plan = build_plan(problem, mixture)
+    assert check_plan(plan) == []
+    shares = [p.engine.share for p in plan.pipelines]
+    assert shares == pytest.approx([one.rate / rate, 2 * two.rate / rate, 0.0])
+
+
 def test_unlike_chips_share_a_pipeline_where_one_kind_is_short():
     cluster = _cluster(
         {"name": "l4", "chip": "L4", "nodes": 1, "chips_per_node": 2},
@@ -142,8 +159,7 @@ def test_no_chain_has_more_chips_than_there_are():
 @pytest.fixture(scope="module")
 def answer():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluating, "MOST_STEPS", 1500)
-        patch.setattr(evaluating, "TURNS", 1.0)
+        patch.setattr(evaluating, "LONG_STEPS", 3000)
         return plan_serving(_problem())
 
 
@@ -167,8 +183,7 @@ def test_the_answer_keeps_the_limits(answer):
     assert answer.plan.job.serving is not None
 
 
-def test_fewest_chips_for_a_demand(monkeypatch):
-    monkeypatch.setattr(evaluating, "MOST_STEPS", 1500)
+def test_fewest_chips_for_a_demand():
     few = Service(traffic=replace(SHORT, requests_per_s=5.0), limits=LIMITS)
     found = plan_serving(_problem(service=few, objective="chips"))
     assert found.plan.num_ranks == 1
@@ -201,9 +216,7 @@ def test_what_cannot_be_is_said_in_one_line(changes, said):
 
 
 @pytest.mark.slow
-def test_a_demand_beyond_all_chips_names_what_they_serve(monkeypatch):
-    monkeypatch.setattr(evaluating, "MOST_STEPS", 800)
-    monkeypatch.setattr(evaluating, "TURNS", 0.5)
+def test_a_demand_beyond_all_chips_names_what_they_serve():
     much = Service(traffic=replace(SHORT, requests_per_s=1e5), limits=LIMITS)
     with pytest.raises(InputError, match=r"the most that these chips serve within them is [\d.]+"):
         plan_serving(_problem(service=much, objective="chips"))
@@ -225,7 +238,6 @@ def test_the_rate_of_the_best_is_that_of_a_long_run(answer):
 
 def test_short_runs_that_promise_too_much_are_corrected(monkeypatch):
     monkeypatch.setattr(evaluating, "LONG_STEPS", 6000)
-    monkeypatch.setattr(evaluating, "MOST_STEPS", 2000)
     problem = _problem(space=ServeSpace(tp_max=1, separate=False))
     mixture = solve_flows(problem, _options(problem, (Role.BOTH,)))
     assert mixture is not None
