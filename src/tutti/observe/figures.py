@@ -44,6 +44,7 @@ FIGURES = {
         _figure("file_system_free_inodes_ratio", "mount", "share of its files that can be made"),
         _figure("file_system_write_seconds", "mount", "4 KiB written and synced, or waited for"),
         _figure("file_system_read_seconds", "mount", "the same read again, past the cache"),
+        _figure("checkpoint_age_seconds", "", "time since the last checkpoint; served, not kept"),
         _figure("nic_received_bytes_total", "nic", "bytes received"),
         _figure("nic_sent_bytes_total", "nic", "bytes sent"),
         _figure("nic_errors_total", "nic", "frames that were damaged, either way"),

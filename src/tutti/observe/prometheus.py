@@ -1,7 +1,7 @@
 """Figures that a Prometheus server fetches over HTTP, named by its rules.
 
-Of steps and pools, and of every rank with its pool and node; Prometheus adds its own `job` and
-`instance`.
+Of steps and pools, of every rank and of every host with their pool and node; Prometheus adds its
+own `job` and `instance`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from tutti.errors import InputError
 from tutti.observe import evidence
 from tutti.observe.figures import FIGURES
+from tutti.observe.prometheus_hosts import HostFigures
 from tutti.observe.rank_series import RANK_FIELDS
 from tutti.observe.record import RankTimes, StepRecord
 from tutti.observe.step_figures import POOL_FIGURES, STEP_FIGURES, StepFigure
@@ -46,6 +47,8 @@ class Prometheus:
         self._client: Any = prometheus_client
         self._metrics: dict[str, Any] = {}
         self._places = places[:MOST_RANKS]
+        if folder is not None:
+            self._registry.register(HostFigures(folder))
         try:
             self._server = ThreadingHTTPServer(
                 (address, port), _handler(prometheus_client, self._registry, folder)

@@ -234,6 +234,21 @@ class SeriesStore:
                 parts.setdefault((host, names[i]), []).append((begin, values))
         return [_series(key, chunks, start, stop, level) for key, chunks in parts.items()]
 
+    def tables(self, start: int, stop: int) -> Iterator[tuple[int, tuple[str, ...], Floats]]:
+        """Yield the minutes that have seconds from `start` up to but not with `stop`, whole.
+
+        Each is its first second, the figures' keys, and their values by figure and second.
+        """
+        layouts = self._layouts_by_id()
+        rows = self._rows(
+            "select start, layout, data from chunks where level = 1 and start > ? and start < ? "
+            "order by start",
+            (start - CHUNK, stop),
+        )
+        for begin, layout, data in rows:
+            names = layouts[layout]
+            yield begin, names, _unpacked(data, (len(names), CHUNK))
+
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:
         try:
             return self._base.execute(query, values).fetchall()

@@ -81,7 +81,7 @@ def test_rules_and_dashboards_name_metrics_that_exist() -> None:
         text = (EXAMPLES / name).read_text(encoding="utf-8")
         assert set(re.findall(r"\btutti_[a-z_]+", text)) <= NAMES
     board = json.loads((EXAMPLES / "grafana.json").read_text(encoding="utf-8"))
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 8
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 16
     for panel in board["panels"]:
         assert panel["targets"]
         assert all(target["expr"] for target in panel["targets"])
