@@ -30,7 +30,7 @@ class Notice:
     def line(self) -> str:
         """Return it for a person."""
         if self.what == "ended":
-            return f"alert over: {self.alert.rule.name} ({self.alert.host})"
+            return f"alert over: {self.alert.rule.name} ({self.alert.place})"
         return f"alert {self.alert.rule.name}: {self.alert.words()}; {self.alert.rule.remedy}"
 
     def to_document(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from tutti.document import AtLeast, Place, Seconds, build
 from tutti.files import parse_yaml, read_file
-from tutti.observe.figures import FIGURES
+from tutti.observe.figures import FIGURES, label_of
+from tutti.observe.rank_series import JOB as OF_JOB
 from tutti.observe.step_figures import JUDGED_FIGURES
 from tutti.observe.store import Series
 
@@ -64,10 +65,16 @@ class Alert:
     end: int | None  # None while it lasts
     worst: float
 
+    @property
+    def place(self) -> str:
+        """What it is about, in short: a host, or of the whole job its chip or wire."""
+        return (label_of(self.figure) or "the job") if self.host == OF_JOB else self.host
+
     def words(self) -> str:
         """Return it in one line."""
         lasts = "still" if self.end is None else f"for {self.end - self.begin} s"
-        return f"{self.rule.says}: {self.figure} was {self.worst:.4g} on {self.host}, {lasts}"
+        on = "the job" if self.host == OF_JOB else self.host
+        return f"{self.rule.says}: {self.figure} was {self.worst:.4g} on {on}, {lasts}"
 
 
 @functools.cache

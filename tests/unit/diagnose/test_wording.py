@@ -81,3 +81,11 @@ def test_words_that_look_like_another_family_s(tmp_path: Path, log: str) -> None
         "something may not be read, written or used",
         "a library broke an assertion of its own",
     )
+
+
+def test_what_nobody_knows_is_not_called_healthy(tmp_path: Path) -> None:
+    unknown = answered(tmp_path, "frobnicator went wibbly\nnothing to see here")
+    assert not unknown.healthy
+    assert unknown.component.value == "undetermined"
+    assert unknown.next_steps
+    assert answered(tmp_path, "step 1 of 9\nstep 2 of 9").healthy

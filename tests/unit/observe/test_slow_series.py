@@ -52,8 +52,12 @@ def test_slow_parts_are_alerts_with_words_and_a_remedy(watch: AlertWatch, tmp_pa
     assert "doctor run" in notice.line()
     series._flushed = 0.0
     series.write({}, {("a/0", "b/0"): 2.0}, at=NOW + 3)
-    told = [(one.what, one.alert.rule.name) for one in watch.look(NOW + 4)]
-    assert sorted(told) == [("began", "slow-link"), ("ended", "slow-chip")]
+    notices = {one.what: one for one in watch.look(NOW + 4)}
+    assert {what: one.alert.rule.name for what, one in notices.items()} == {
+        "began": "slow-link", "ended": "slow-chip",
+    }  # fmt: skip
+    assert notices["ended"].line() == "alert over: slow-chip (a/0/1)"
+    assert "was 2 on the job, still" in notices["began"].line()
     series.close()
 
 

@@ -60,6 +60,7 @@ class LogFile:
     name: str
     lines: int = 0
     bytes: int = 0
+    orderly: bool = False  # whether it tells of anything that goes its way
     notes: list[str] = field(default_factory=list)
 
 
@@ -157,6 +158,7 @@ def _loud(
             cut = len(block)
         rest = block[cut:]
         size = max(whole, seen.bytes) if not packed else 1 << 40 if seen.bytes > 1 << 20 else whole
+        seen.orderly = seen.orderly or _is_orderly(block)
         yield _of_block(block[:cut], gate, seen, size)
         if last:
             return
@@ -175,12 +177,22 @@ def _next(stream: Any, seen: LogFile) -> bytes:
     return b"".join(parts)
 
 
+_LOOKED_AT = 1 << 16  # bytes at either end of a block
+_ORDERLY = re.compile(
+    rb"(?i)\b(?:steps?|iter(?:ation)?s?|epochs?|loss|it/s|samples|tokens|progress|saved|saving|"
+    rb"finished|completed?|success(?:ful(?:ly)?)?|done|start(?:ed|ing)|listening|load(?:ed|ing)|"
+    rb"info|ready|running)\b|\d%|\bkernel: |\[I\b|\bI\d{4} "
+)
 _UNWRITTEN = bytes(set(range(32)) - set(b"\t\n\r\x1b\b\f"))
 
 
 def _binary(block: bytes) -> bool:
     head = block[:4096]
     return len(head) - len(head.translate(None, _UNWRITTEN)) > len(head) // 20
+
+
+def _is_orderly(block: bytes) -> bool:
+    return any(_ORDERLY.search(part) for part in (block[-_LOOKED_AT:], block[:_LOOKED_AT]))
 
 
 def _of_block(block: bytes, gate: Gate, seen: LogFile, whole_bytes: int) -> Iterator[Line]:

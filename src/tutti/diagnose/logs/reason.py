@@ -17,6 +17,7 @@ from tutti.diagnose.finding import Alternative, Component, Evidence, Finding
 from tutti.diagnose.logs.collect import Collected, Hit
 from tutti.diagnose.logs.confidence import confidence_of
 from tutti.diagnose.logs.whereabouts import silent_ranks, whereabouts
+from tutti.units import many
 
 MOST_EVIDENCE = 6
 _LEAST = 0.4  # below it, no component is named
@@ -222,6 +223,13 @@ def _nothing_known(seen: Collected, notes: list[str]) -> Finding:
                  host=next(iter(t.hosts)) or None)
         for t in shown
     )  # fmt: skip
+    if not shown and not any(file.orderly for file in seen.files):
+        return Finding(
+            component=Component.UNDETERMINED,
+            cause=f"nothing is known of {many(seen.lines, 'line')}: no failure, and no progress",
+            confidence=0.0, notes=tuple(notes),
+            next_steps=("give the standard error of every rank, the scheduler's log and dmesg",),
+        )  # fmt: skip
     if not shown:
         cause = f"nothing that speaks of a failure in {seen.lines:,} lines"
         return Finding(component=Component.UNDETERMINED, cause=cause, confidence=0.6,

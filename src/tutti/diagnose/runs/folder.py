@@ -19,7 +19,9 @@ from tutti.diagnose.runs.stalled_ranks import diagnose_still
 from tutti.diagnose.runs.steps import Figure, diagnose_steps
 from tutti.errors import InputError
 from tutti.observe.alerts import Alert, alerts, own_rules
+from tutti.observe.figures import label_of
 from tutti.observe.folder import ELASTIC, JOURNAL, METRICS, RINGS, SERIES
+from tutti.observe.rank_series import JOB
 from tutti.observe.ring import RingReading, read_rings
 from tutti.observe.sinks import figure_lines
 from tutti.observe.stalled_ranks import read_still
@@ -72,10 +74,14 @@ def _confirmed(slow: Finding | None, met: Sequence[Alert]) -> Finding | None:
     """Return what is slow, with the host that has an alert of the same component."""
     if slow is None:
         return None
-    hosts = tuple(dict.fromkeys(a.host for a in met if a.rule.component == slow.component.value))
-    if not hosts:
+    same = [alert for alert in met if alert.rule.component == slow.component.value]
+    if not same:
         return slow
-    where = replace(slow.where, hosts=slow.where.hosts or hosts)
+    hosts = tuple(dict.fromkeys(alert.host for alert in same if alert.host != JOB))
+    devices = tuple(dict.fromkeys(label_of(a.figure) for a in same if a.host == JOB))
+    where = replace(
+        slow.where, hosts=slow.where.hosts or hosts, devices=slow.where.devices or devices
+    )
     return replace(slow, where=where, confidence=max(slow.confidence, 0.85))
 
 
@@ -89,10 +95,24 @@ def _alerted(met: Sequence[Alert], folder: Path) -> Finding | None:
         component=Component(worst.rule.component),
         cause=worst.rule.says,
         confidence=0.6,
-        where=Where(hosts=(worst.host,)),
-        evidence=(Evidence(file=file, line=0, text=worst.words(), host=worst.host),),
+        where=_where(worst),
+        evidence=(
+            Evidence(
+                file=file,
+                line=0,
+                text=worst.words(),
+                host=None if worst.host == JOB else worst.host,
+            ),
+        ),
         remedy=worst.rule.remedy,
     )
+
+
+def _where(alert: Alert) -> Where:
+    """Return the host of an alert; of one about the whole job the chip or wire that it names."""
+    if alert.host == JOB:
+        return Where(devices=(label_of(alert.figure),))
+    return Where(hosts=(alert.host,))
 
 
 def read_alerts(folder: Path, notes: list[str]) -> list[Alert]:
