@@ -20,7 +20,7 @@ from tutti.observe.alerts import Alert, AlertSettings, Rule, alerts, own_rules, 
 from tutti.observe.folder import CHECKPOINTS, EVENTS, SERIES
 from tutti.observe.record import StepRecord
 from tutti.observe.step_alerts import RECENT, series_of, step_series
-from tutti.observe.store import Series, SeriesStore
+from tutti.observe.store import Series, SeriesStore, Table, joined
 
 _STEPS = 4 * RECENT  # that are looked at
 _WINDOW_S = 180  # of hosts' figures; of rules that wait long, twice as long as they wait
@@ -52,6 +52,7 @@ class AlertWatch:
         self._ages: dict[str, deque[tuple[int, float]]] = {}
         self._lasting: dict[tuple[str, str, str], Alert] = {}
         self._told: dict[tuple[str, str, str], int] = {}
+        self._places: dict[tuple[str, ...], list[int]] = {}  # of figures that rules are about
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
 
@@ -132,23 +133,36 @@ class AlertWatch:
 
     def _of_hosts(self, now: int) -> list[Series]:
         """Return the newest of what hosts keep, of the figures that rules are about."""
-        figures = {rule.figure for rule in self._rules if not rule.figure.startswith(_OF_STEPS)}
         kept: list[Series] = []
+        after = max(self._began, now - self._window)
         for path in sorted((self._folder / SERIES).glob("*.sqlite")):
             try:
                 store = SeriesStore(path, read_only=True)
             except InputError:  # not there yet, or of another kind: doctor and dashboard say so
                 continue
+            minutes: dict[tuple[str, str], list[Table]] = {}
             try:
-                names = store.names()
-                for figure in sorted(figures):
-                    if any(_is(figure, name) for name in names):
-                        kept += store.read(figure, max(self._began, now - self._window), now + 1)
+                for one in store.tables(after, now + 1, self._watched):
+                    minutes.setdefault((one.host, one.name), []).append(one)
             except InputError:
                 continue
             finally:
                 store.close_reading()
+            kept += [joined(tables, after) for tables in minutes.values()]
         return kept
+
+    def _watched(self, names: Sequence[str]) -> list[int]:
+        """Return which of some figures rules are about."""
+        key = tuple(names)
+        if key not in self._places:
+            figures = {rule.figure for rule in self._rules if not rule.figure.startswith(_OF_STEPS)}
+            bases = {figure.partition("{")[0] for figure in figures}
+            self._places[key] = [
+                i
+                for i, name in enumerate(names)
+                if name.partition("{")[0] in bases and any(_is(figure, name) for figure in figures)
+            ]
+        return self._places[key]
 
 
 def _is(figure: str, name: str) -> bool:

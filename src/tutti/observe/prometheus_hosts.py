@@ -20,8 +20,9 @@ import numpy as np
 from tutti.errors import InputError
 from tutti.observe.figures import FIGURES, label_of
 from tutti.observe.folder import CHECKPOINTS, SERIES
+from tutti.observe.packed_rows import CHUNK
 from tutti.observe.rank_series import FILE as OF_RANKS
-from tutti.observe.store import CHUNK, SeriesStore
+from tutti.observe.store import SeriesStore
 
 MOST_HOSTS = 512  # more would make an answer slow
 _KEPT_S = 1.0  # that an answer is good for
@@ -96,16 +97,15 @@ class HostFigures:
         """Take what a store has got since the last time."""
         after = self._summed.get(stem, self._began - 1)
         newest = after
-        for start, names, table in store.tables(min(after, now - _STALE_S) + 1, now + 1):
+        for _, start, name, values in store.tables(min(after, now - _STALE_S) + 1, now + 1):
             seconds = start + np.arange(CHUNK)
-            fresh, recent = seconds > after, seconds > now - _STALE_S
-            known = np.isfinite(table)
-            if known.any():
-                newest = max(newest, int(seconds[known.any(axis=0)].max()))
-            for i, name in enumerate(names):
-                if name.partition("{")[0].endswith("_total"):
-                    grown = float(table[i][known[i] & fresh].sum())
-                    self._totals[stem, name] = self._totals.get((stem, name), 0.0) + grown
-                elif (values := table[i][known[i] & recent]).size:
-                    self._gauges[stem, name] = float(values[-1])
+            known = np.isfinite(values)
+            if not known.any():
+                continue
+            newest = max(newest, int(seconds[known].max()))
+            if name.partition("{")[0].endswith("_total"):
+                grown = float(values[known & (seconds > after)].sum())
+                self._totals[stem, name] = self._totals.get((stem, name), 0.0) + grown
+            elif (recent := values[known & (seconds > now - _STALE_S)]).size:
+                self._gauges[stem, name] = float(recent[-1])
         self._summed[stem] = newest

@@ -16,8 +16,9 @@ import numpy as np
 
 from tutti.errors import InputError
 from tutti.observe.figures import key
+from tutti.observe.packed_rows import Floats
 from tutti.observe.record import RankTimes
-from tutti.observe.store import Floats, SeriesStore
+from tutti.observe.store import SeriesStore
 
 JOB = "job"  # whose series these are, where others have a host's name
 FILE = "ranks.sqlite"

@@ -11,24 +11,21 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tutti.errors import DamagedError, InputError
+from tutti.observe.packed_rows import CHUNK, Floats, figures_of, packed, unpacked
 
 LEVELS = (1, 10, 60)  # seconds of a value
-CHUNK = 60  # values of a row
-_KEPT_BITS = 0xFFFFF000  # 11 bits of mantissa
 _SUMMARY_EVERY_S = 300  # least, mean and most are written so often, and at the end
-_BLOCK = 16  # figures that are packed together
 _VERSION = 1
-Floats = npt.NDArray[np.float32]
+Pick = Callable[[Sequence[str]], Sequence[int]]
 _MAKE = """
 create table if not exists facts (name text primary key, value text);
 create table if not exists layouts (id integer primary key, names text unique);
@@ -48,6 +45,15 @@ class Series:
     mean: Floats
     least: Floats
     most: Floats
+
+
+class Table(NamedTuple):
+    """A figure of a host in a minute: its values by second, not a number where there is none."""
+
+    host: str
+    start: int
+    name: str
+    values: Floats
 
 
 class SeriesStore:
@@ -117,7 +123,7 @@ class SeriesStore:
             (minute.start, host),
         )
         if rows and (names := self._layouts_by_id().get(rows[0][0])) is not None:
-            for second, values in enumerate(_unpacked(rows[0][1], (len(names), CHUNK)).T):
+            for second, values in enumerate(unpacked(rows[0][1], (len(names), CHUNK)).T):
                 minute.put(second, names, values)
 
     def _layouts_by_id(self) -> dict[int, tuple[str, ...]]:
@@ -143,7 +149,7 @@ class SeriesStore:
     ) -> None:
         self._base.execute(
             "insert or replace into chunks values (?, ?, ?, ?, ?)",
-            (level, start, host, self._layout(names), _packed(values)),
+            (level, start, host, self._layout(names), packed(values)),
         )
 
     def _summed(self, host: str, minute: _Minute, level: int) -> _Summary:
@@ -174,7 +180,7 @@ class SeriesStore:
         ).fetchone()
         names = self._layouts_by_id().get(row[0], ()) if row else ()
         shape = (len(names), 3, CHUNK)
-        table = _unpacked(row[1], shape) if names else np.full(shape, np.nan, np.float32)
+        table = unpacked(row[1], shape) if names else np.full(shape, np.nan, np.float32)
         return _Summary(start, names, table)
 
     def _layout(self, names: tuple[str, ...]) -> int:
@@ -201,7 +207,7 @@ class SeriesStore:
             return 0
         start, layout, data = row[0]
         names = self._layouts_by_id()[layout]
-        _, values = next(_figures(data, [0], (len(names), CHUNK), str(self._path)))
+        _, values = next(figures_of(data, [0], (len(names), CHUNK), str(self._path)))
         known = np.flatnonzero(np.isfinite(values))
         return int(start + (known[-1] if len(known) else 0))
 
@@ -230,24 +236,30 @@ class SeriesStore:
             if not wanted:
                 continue
             shape = (len(names), CHUNK) if level == 1 else (len(names), 3, CHUNK)
-            for i, values in _figures(data, wanted, shape, str(self._path)):
+            for i, values in figures_of(data, wanted, shape, str(self._path)):
                 parts.setdefault((host, names[i]), []).append((begin, values))
         return [_series(key, chunks, start, stop, level) for key, chunks in parts.items()]
 
-    def tables(self, start: int, stop: int) -> Iterator[tuple[int, tuple[str, ...], Floats]]:
+    def tables(
+        self, start: int, stop: int, pick: Pick = lambda names: range(len(names))
+    ) -> Iterator[Table]:
         """Yield the minutes that have seconds from `start` up to but not with `stop`, whole.
 
-        Each is its first second, the figures' keys, and their values by figure and second.
+        `pick` returns which of a minute's figures are wanted, by their places, which rise.
         """
-        layouts = self._layouts_by_id()
+        layouts = dict(self._rows("select id, names from layouts", ()))
         rows = self._rows(
-            "select start, layout, data from chunks where level = 1 and start > ? and start < ? "
-            "order by start",
+            "select start, host, layout, data from chunks where level = 1 and start > ? "
+            "and start < ? order by host, start",
             (start - CHUNK, stop),
         )
-        for begin, layout, data in rows:
-            names = layouts[layout]
-            yield begin, names, _unpacked(data, (len(names), CHUNK))
+        for begin, host, layout, data in rows:
+            names = _names(layouts[layout])
+            if not (wanted := pick(names)):
+                continue
+            shape = (len(names), CHUNK)
+            for i, values in figures_of(data, wanted, shape, str(self._path)):
+                yield Table(host, begin, names[i], values)
 
     def _rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:
         try:
@@ -308,53 +320,21 @@ class _Summary(_Table):
     """A row of a higher level, which minutes fill."""
 
 
-def _packed(values: Floats) -> bytes:
-    """Return a row's numbers, packed block by block, so that one figure costs one block."""
-    rows = np.ascontiguousarray(values, np.float32).reshape(len(values), -1)
-    blocks = [_block(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)]
-    sizes = np.array([len(blocks), *(len(block) for block in blocks)], "<u4")
-    return sizes.tobytes() + b"".join(blocks)
-
-
-def _block(rows: Floats) -> bytes:
-    bits = (rows.view(np.uint32) & np.uint32(_KEPT_BITS)).reshape(-1, CHUNK)
-    bits[:, 1:] ^= bits[:, :-1].copy()
-    return zlib.compress(bits.view(np.uint8).reshape(-1, 4).T.tobytes(), 1)
-
-
-def _figures(
-    data: bytes, wanted: Sequence[int], shape: tuple[int, ...], name: str = "the store"
-) -> Iterator[tuple[int, Floats]]:
-    """Yield figures of a row by their indices, which rise; `shape` is of all of them."""
-    try:
-        count = int.from_bytes(data[:4], "little")
-        ends = [int(end) for end in np.cumsum(np.frombuffer(data, "<u4", count, 4))]
-        first, unpacked = 4 * (count + 1), -1
-        values: Floats = np.zeros(0, np.float32)
-        for index in wanted:
-            block = index // _BLOCK
-            if block != unpacked:
-                begin = ends[block - 1] if block else 0
-                raw = np.frombuffer(
-                    zlib.decompress(data[first + begin : first + ends[block]]), np.uint8
-                )
-                bits = np.ascontiguousarray(raw.reshape(4, -1).T).view(np.uint32)
-                held = min(_BLOCK, shape[0] - block * _BLOCK)
-                each = bits.reshape(held, -1, CHUNK)
-                values = np.bitwise_xor.accumulate(each, axis=2).view(np.float32)
-                unpacked = block
-            yield index, values[index % _BLOCK].reshape(shape[1:])
-    except (ValueError, IndexError, zlib.error):
-        raise DamagedError(f"{name}: a row is damaged") from None
-
-
-def _unpacked(data: bytes, shape: tuple[int, ...]) -> Floats:
-    return np.stack([values for _, values in _figures(data, range(shape[0]), shape)])
-
-
 @functools.lru_cache(maxsize=256)
 def _names(text: str) -> list[str]:
     return list(json.loads(text))
+
+
+def joined(tables: Sequence[Table], start: int) -> Series:
+    """Return minutes of one figure and host, in order, as a series from `start` on."""
+    seconds = np.concatenate([one.start + np.arange(CHUNK) for one in tables])
+    values = np.concatenate([one.values for one in tables])
+    kept = (seconds >= start) & np.isfinite(values)
+    own = values[kept]
+    return Series(
+        host=tables[0].host, name=tables[0].name, seconds=seconds[kept], mean=own, least=own,
+        most=own,
+    )  # fmt: skip
 
 
 def _series(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tutti.cli.main import app
 from tutti.errors import InputError
-from tutti.observe.bursts import (
+from tutti.observe.samplers.bursts import (
     REQUEST,
     ask_for_burst,
     burst_figures,
@@ -21,7 +21,7 @@ from tutti.observe.bursts import (
     take_back,
 )
 from tutti.observe.samplers.sampler import Values
-from tutti.observe.sampling import HostSampling
+from tutti.observe.samplers.sampling import HostSampling
 
 
 class Wave:

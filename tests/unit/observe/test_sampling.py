@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tutti.observe.samplers.sampler import Values
-from tutti.observe.sampling import HostSampling, Rates
+from tutti.observe.samplers.sampling import HostSampling, Rates
 from tutti.observe.store import SeriesStore
 
 

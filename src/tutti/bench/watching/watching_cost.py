@@ -19,8 +19,8 @@ from tutti.errors import TuttiError
 from tutti.observe.pulse import Pulse
 from tutti.observe.rank_series import FILE, JOB, rank_names
 from tutti.observe.ring import Kind, Listed, Ring
+from tutti.observe.samplers.sampling import Rates
 from tutti.observe.samplers.this_host import host_samplers
-from tutti.observe.sampling import Rates
 from tutti.observe.store import SeriesStore
 
 INSTRUCTIONS = 400

@@ -12,7 +12,8 @@ import typer
 from tutti.cli.shared.output import print_json, print_rich
 from tutti.cli.shared.progress import progress_bar
 from tutti.errors import InputError
-from tutti.observe.bursts import (
+from tutti.observe.folder import SERIES
+from tutti.observe.samplers.bursts import (
     BurstFigure,
     BurstRequest,
     ask_for_burst,
@@ -20,7 +21,6 @@ from tutti.observe.bursts import (
     read_burst,
     take_back,
 )
-from tutti.observe.folder import SERIES
 
 if TYPE_CHECKING:
     from rich.table import Table

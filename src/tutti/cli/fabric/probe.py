@@ -57,7 +57,7 @@ def _be_agent(file: ProbeFile, host: str, seconds: float | None, keep: Path | No
     sampling = None
     if keep is not None:
         from tutti.observe.samplers.nic import NicSampler
-        from tutti.observe.sampling import HostSampling
+        from tutti.observe.samplers.sampling import HostSampling
 
         sampling = HostSampling(keep, samplers=[agent, NicSampler()])
     end = None if seconds is None else time.monotonic() + seconds

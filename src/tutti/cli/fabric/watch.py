@@ -98,7 +98,7 @@ def _watch_here(seconds: float, *, as_json: bool) -> None:
 
     from tutti.observe.figures import label_of
     from tutti.observe.samplers.nic import NicSampler
-    from tutti.observe.sampling import Rates
+    from tutti.observe.samplers.sampling import Rates
 
     sampler, rates = NicSampler(), Rates()
     rates.of(sampler.sample(), time.monotonic())

@@ -13,7 +13,7 @@ from tutti.errors import InputError
 from tutti.observe.folder import CHECKPOINTS, RINGS, SERIES
 from tutti.observe.network.neighbours import Neighbour, NeighbourProbes
 from tutti.observe.ring import Listed, Ring, ring_path
-from tutti.observe.sampling import HostSampling
+from tutti.observe.samplers.sampling import HostSampling
 from tutti.plan.plan import Plan, RankMap
 from tutti.schedule.instruction import COLLECTIVES, NO_MICRO_BATCH, Instruction, Op, Scope
 from tutti.train.engine.engine import Engine

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tutti.errors import InputError
-from tutti.observe.bursts import EVERY_S, Burst, request_in
+from tutti.observe.samplers.bursts import EVERY_S, Burst, request_in
 from tutti.observe.samplers.sampler import Closing, Sampler, Values
 from tutti.observe.samplers.this_host import host_samplers
 from tutti.observe.store import SeriesStore
