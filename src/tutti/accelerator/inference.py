@@ -12,12 +12,13 @@ from tutti.accelerator import invariant, paged, prepared  # noqa: F401  (they re
 from tutti.accelerator.choices import Choices
 from tutti.accelerator.eight_bit_support import Narrowing
 from tutti.accelerator.host import adapted, quantised, quantised_pages, rows  # noqa: F401
+from tutti.accelerator.host import block as joined
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.quantised import QuantisedWeight
 from tutti.accelerator.quantised.frozen_products import frozen_grouped_linear, frozen_linear
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.accelerator.reference.narrow import NarrowRows
-from tutti.accelerator.registry import implementations
+from tutti.accelerator.registry import Implementation, implementations
 from tutti.errors import InputError
 from tutti.models import Activation
 
@@ -34,6 +35,7 @@ class Inference(Narrowing):
     choices: Choices
     forced: dict[str, str]
     device_type: str
+    _candidates: dict[str, list[Implementation]]
 
     def _run(self, operator: str, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
@@ -64,6 +66,31 @@ class Inference(Narrowing):
             for name, own in self._candidates.items()
         }
         return serving
+
+    def joins_blocks(self) -> bool:
+        """Tell whether a dense block may run as one: its operators are those that it joins."""
+        own = {name: self._candidates[name] for name in joined.JOINED}
+        return all(each and each[0].name == joined.JOINED[name] for name, each in own.items())
+
+    def joined_block(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        block: joined.DenseBlock,
+        cos: Tensor,
+        sin: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        places: Tensor,
+        steps: PagedSegments,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return what a block's operators would, one by one: the stream, and what is to be added.
+
+        None: they are to run, for rows of several tokens for instance.
+        """
+        if joined.refusal(x, block, key_pages, value_pages, steps) is not None:
+            return None
+        return joined.dense_block(x, added, block, cos, sin, key_pages, value_pages, places, steps)
 
     def prepare(self, weight: Tensor | QuantisedWeight, *, halves: bool = False) -> None:
         """Lay out a weight that will not change any more, for products of few rows.

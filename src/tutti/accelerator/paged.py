@@ -17,7 +17,7 @@ from tutti.accelerator import scaled_dot_product
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.products import product
 from tutti.accelerator.reference import attention as plain
-from tutti.accelerator.reference.attention import WindowKind
+from tutti.accelerator.reference.attention import WindowKind, first_key
 from tutti.accelerator.reference.paged import gather_pages, linear_bias
 from tutti.accelerator.registry import Implementation, register
 from tutti.accelerator.segments import Segments
@@ -52,11 +52,7 @@ class _Options:
 
     def first(self, query: int) -> int:
         """Return the first key that a query sees."""
-        if self.window is None:
-            return 0
-        if self.window_kind == "sliding":
-            return max(0, query - self.window + 1)
-        return query // self.window * self.window
+        return first_key(query, self.window, self.window_kind)
 
 
 def paged_attention(
@@ -123,8 +119,6 @@ def one_token_each(
     """
     import numba  # here: whoever never comes by need not wait for its import
 
-    from tutti.accelerator.paged_kernels import one_each
-
     options = _Options(**given)
     keys = steps.key_lengths.numpy()
     firsts = np.zeros(len(keys), np.int64)
@@ -139,26 +133,40 @@ def one_token_each(
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if threads > 1:
         numba.set_num_threads(threads)
-    one_each[threads > 1](
+    args = (
         to.numpy(), q.detach().to(to.dtype).contiguous().numpy(), _numbers(key_pages),
         _numbers(value_pages),
         steps.tables.numpy(), rows, steps.query_starts.numpy(),
         keys, firsts, options.scale, options.soft_cap or 0.0,
-        sinks.numpy(), (slopes * options.factor).numpy(), not invariant,
-        key_pages.shape[2] if len(rows) >= threads else 1,
+        sinks.numpy(), (slopes * options.factor).numpy(),
     )  # fmt: skip
+    together = key_pages.shape[2] if len(rows) >= threads else 1
+    if not invariant and to.dtype is torch.float32 and tiles(key_pages, value_pages):
+        from tutti.accelerator.host.row_attention import attend_rows
+
+        attend_rows[threads > 1](*args, together)
+    else:
+        from tutti.accelerator.paged_kernels import one_each
+
+        one_each[threads > 1](*args, not invariant, together)
     if to is not out:
         out.copy_(to)
 
 
-def compile_kernels(dtype: torch.dtype) -> None:
+def compile_kernels(dtype: torch.dtype, width: int) -> None:
     """Compile what rows of one token run, before somebody waits for it.
 
-    It takes many seconds where no cache has it. Neither heads nor lengths matter, types do.
+    It takes many seconds where no cache has it. Neither heads nor lengths matter; types do, and
+    whether heads of this width go through the kernel in vectors.
     """
-    q, pages = torch.zeros(1, 1, 8, dtype=dtype), torch.zeros(2, 4, 1, 8, dtype=dtype)
+    q, pages = torch.zeros(1, 1, width, dtype=dtype), torch.zeros(2, 4, 1, width, dtype=dtype)
     if compiles(q, pages, pages, rounded=False):
         paged_attention(q, pages, pages, PagedSegments.of((1,), (2,), [[1]], 4), scale=1.0)
+
+
+def tiles(key_pages: Tensor, value_pages: Tensor) -> bool:
+    """Tell whether keys and values go through the kernel in vectors of 16."""
+    return all(p.is_contiguous() and p.shape[-1] % 16 == 0 for p in (key_pages, value_pages))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

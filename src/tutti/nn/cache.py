@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tutti.accelerator.host.block import DenseBlock
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.reference.attention import WindowKind
 from tutti.models import AttentionSpec, ModelSpec
 from tutti.models.cached import page_shapes
 from tutti.nn.parallel.groups import ALONE, ParallelContext
+from tutti.nn.rotary import Table
 
 QUANTISED = 4  # tensors of a unit whose keys and values are codes: these, and their scales
 
@@ -73,6 +75,11 @@ class Cache(Protocol):
     ) -> Tensor | None:
         """Norm, turn and store heads as they come; None: that is to be done one by one."""
 
+    def run_block(
+        self, unit: int, x: Tensor, added: Tensor | None, block: DenseBlock, table: Table
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a whole block; None: it is to be run operator by operator."""
+
     def attend_latents(
         self, unit: int, q_thr: Tensor, latents_tr: Tensor, *, rank: int, scale: float
     ) -> Tensor:
@@ -117,6 +124,7 @@ class PagedCache:
         self._steps: PagedSegments | None = None
         self._places_t: Tensor | None = None
         self.on_stored: Callable[[int], None] | None = None  # hears of a unit's new numbers
+        self.steps_apart = False  # whoever looks into modules wants blocks' operators one by one
 
     def begin(self, steps: PagedSegments, row_t: Tensor, position_t: Tensor) -> None:
         """Take the next batch: its rows, and where each of its tokens belongs."""
@@ -155,6 +163,22 @@ class PagedCache:
         )
         self._stored(unit)
         return self._attended(unit, q_thd, scores)
+
+    def run_block(
+        self, unit: int, x: Tensor, added: Tensor | None, block: DenseBlock, table: Table
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a whole block of a model, where the device does so in one pass; None: it does not."""
+        if self.steps_apart or len(self.units[unit]) == QUANTISED:
+            return None
+        assert self._places_t is not None
+        assert self._steps is not None
+        keys, values = self.units[unit]
+        ran = self.operators.joined_block(
+            x, added, block, *table, keys, values, self._places_t, self._steps
+        )
+        if ran is not None:
+            self._stored(unit)
+        return ran
 
     def _stored(self, unit: int) -> None:
         if self.on_stored is not None:

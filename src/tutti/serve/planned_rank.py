@@ -15,6 +15,7 @@ from tutti.cost.serving.engine_prices import engine_prices, require_room_on_host
 from tutti.hardware.cluster import Cluster
 from tutti.models import ModelSpec
 from tutti.nn import Model
+from tutti.nn.block import compile_joint_blocks
 from tutti.plan.check import embedded_cluster, embedded_model
 from tutti.plan.engine_part import engine_part, num_engines, pipeline_of
 from tutti.plan.plan import Pipeline, Plan, RankMap
@@ -92,7 +93,9 @@ def open_rank(
     )  # fmt: skip
     prepare(model, asked=dtype)
     if accelerator.device.type == "cpu":
-        compile_kernels(number)
+        for width in {block.attention.head_dim for block in model.spec.blocks}:
+            compile_kernels(number, width)
+        compile_joint_blocks(model.blocks)
     end = end_tokens(Path(folder), model.spec)
     workers = _workers(model, place, links, accelerator, part, end)
     prices = engine_prices(model.spec, cluster, pipeline, part.job.sequence_length)

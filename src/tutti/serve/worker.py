@@ -363,9 +363,11 @@ class Worker:
         ]
         try:
             again = step.of_rows(np.unique(step.sample_rows[failed]))
+            self.cache.steps_apart = True
             batch, _ = self._batch(self._as_is(again), ones=0)
             self._stream(batch)
         finally:
+            self.cache.steps_apart = False
             for handle in handles:
                 handle.remove()
         return culprits[0] if culprits else "the head"

@@ -69,3 +69,29 @@ def test_a_widened_product_keeps_its_operands_narrow(monkeypatch: pytest.MonkeyP
     ):
         products.product(a, b)
     assert saved == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize(
+    ("takes", "vectors", "instructions", "tiles", "expected"),
+    [
+        (True, True, False, False, False),  # oneDNN takes numbers apart
+        (True, True, True, False, True),
+        (True, True, False, True, True),
+        (True, False, False, False, True),  # aarch64
+        (False, True, False, False, False),
+    ],
+)
+def test_what_a_processor_multiplies(
+    monkeypatch: pytest.MonkeyPatch,
+    takes: bool,
+    vectors: bool,
+    instructions: bool,
+    tiles: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: takes)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: vectors)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    asked = products.host_multiplies.__wrapped__
+    assert asked(torch.bfloat16) is expected

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from tests.support.engines import engine_of  # noqa: E402
 from tests.support.models import make, spec_of  # noqa: E402
 from tutti.accelerator import open_accelerator  # noqa: E402
-from tutti.accelerator.prepared import has_halves, round_to_halves  # noqa: E402
+from tutti.accelerator.prepared import has_halves, is_in_halves, round_to_halves  # noqa: E402
 from tutti.errors import InputError  # noqa: E402
 from tutti.nn.head import Logits  # noqa: E402
 from tutti.nn.linear import Linear  # noqa: E402
@@ -36,7 +36,7 @@ def test_tokens_are_those_of_the_rounded_weights() -> None:
     )
     assert found == expected
     marked = [m for m in model.modules() if isinstance(m, Linear) and m.weight.dim() == 2]
-    assert all(hasattr(m.weight, "_tutti_halves") for m in marked) == has_halves()
+    assert all(is_in_halves(m.weight) for m in marked) == has_halves()
 
 
 def test_weights_beyond_halves_are_refused() -> None:

@@ -128,7 +128,7 @@ def test_what_a_rank_compiles_at_its_start_is_what_its_steps_run() -> None:
     from tutti.accelerator.paged_kernels import one_each
 
     torch.set_num_threads(1)
-    compile_kernels(torch.float32)
+    compile_kernels(torch.float32, spec_of("dense").block(1).attention.head_dim)
     before = set(one_each[0].nopython_signatures)
     assert before
     engine = engine_of(make(spec_of("dense"), dtype=torch.float32), **SIZES)

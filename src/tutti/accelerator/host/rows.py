@@ -15,16 +15,18 @@ from tutti.accelerator.registry import Implementation, register
 from tutti.models import Activation
 
 MANY = 1 << 16  # numbers from which on several threads are worth their start
+LOOPED = (torch.float32, torch.bfloat16)
 _NONE = torch.empty(0)
 
 
 def _plain(*tensors: Tensor | None) -> str | None:
     """Say why the loops do not take some tensors."""
+    first = tensors[0]
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.dtype is not torch.float32:
-            return "float32 only"
+        if tensor.dtype not in LOOPED or first is None or tensor.dtype is not first.dtype:
+            return "float32 or bfloat16 only"
         if tensor.requires_grad and torch.is_grad_enabled():
             return "no gradients"
     return None
@@ -42,7 +44,19 @@ def _threads(numbers: int) -> bool:
 
 
 def _number(tensor: Tensor | None) -> Any:
-    return (_NONE if tensor is None else tensor.detach().contiguous()).numpy()
+    """Return a tensor as numpy has it: bfloat16 as its bits."""
+    own = _NONE if tensor is None else tensor.detach().contiguous()
+    return (own.view(torch.uint16) if own.dtype is torch.bfloat16 else own).numpy()
+
+
+def _float(tensor: Tensor | None) -> Any:
+    return _number(None if tensor is None else tensor.detach().float())
+
+
+def _form(kernels: Any, name: str, x: Tensor) -> Any:
+    """Return the loop for x's dtype, for as many threads as pay off."""
+    bits = x.dtype is torch.bfloat16
+    return getattr(kernels, f"{name}_bits" if bits else name)[_threads(x.numel())]
 
 
 def add_rms_norm(
@@ -60,9 +74,9 @@ def add_rms_norm(
     normed = torch.empty_like(x)
     total = x if residual is None else torch.empty_like(x)
     other = x[:0] if residual is None else residual
-    rows_kernels.add_rms_norm[_threads(x.numel())](
-        x.numpy(), _number(other), _number(weight), 1.0 if unit_offset else 0.0, eps,
-        total.numpy(), normed.numpy(),
+    _form(rows_kernels, "add_rms_norm", x)(
+        _number(x), _number(other), _float(weight), 1.0 if unit_offset else 0.0, eps,
+        _number(total), _number(normed),
     )  # fmt: skip
     return normed, total
 
@@ -82,7 +96,7 @@ def gated_activation(
     del kind, alpha, limit
     x = x.detach().contiguous()
     gated = x.new_empty(x.shape[0], x.shape[1] // 2)
-    rows_kernels.gated_silu[_threads(x.numel())](x.numpy(), gated.numpy())
+    _form(rows_kernels, "gated_silu", x)(_number(x), _number(gated))
     return gated
 
 
@@ -114,10 +128,10 @@ def store_heads(
     del kv_heads
     x = x.detach().contiguous()
     queries = x.new_empty(x.shape[0], heads, x.shape[2])
-    rows_kernels.store_heads[_threads(x.numel())](
-        x.numpy(), _number(cos), _number(sin), key_pages.flatten(0, 1).numpy(),
-        value_pages.flatten(0, 1).numpy(), _number(places), _number(query_norm), _number(key_norm),
-        1.0 if unit_offset else 0.0, eps, interleaved, queries.numpy(),
+    _form(rows_kernels, "store_heads", x)(
+        _number(x), _number(cos), _number(sin), _number(key_pages.flatten(0, 1)),
+        _number(value_pages.flatten(0, 1)), _number(places), _float(query_norm), _float(key_norm),
+        1.0 if unit_offset else 0.0, eps, interleaved, _number(queries),
     )  # fmt: skip
     return queries
 
@@ -136,7 +150,7 @@ def _supports_heads(
     if places.dtype != torch.int64:
         return "places of 64 bits only"
     norms = (options.get("query_norm"), options.get("key_norm"))
-    return _plain(x, cos, sin, key_pages, value_pages, *norms)
+    return _plain(cos, sin) or _plain(x, key_pages, value_pages, *norms)
 
 
 def _loop(operator: str, function: Any, supports: Any) -> Implementation:

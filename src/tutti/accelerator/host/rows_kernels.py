@@ -10,7 +10,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from tutti.accelerator.paged_kernels import FAST, exponentials
+from tutti.accelerator.host.softening import exponentials, fast
+from tutti.accelerator.host.stream import narrow, widen
 
 
 def _rms(x: Any, weight: Any, offset: float, eps: float, out: Any) -> None:
@@ -40,19 +41,51 @@ def _add_rms_norm(
         rms(own, weight, offset, eps, normed[row])
 
 
+def _gated_silu_row(gate: Any, up: Any, out: Any) -> None:
+    """Write silu(gate) · up of one row."""
+    powers = np.empty(len(out), np.float32)
+    for i in range(len(out)):
+        out[i] = -abs(gate[i])
+    exponentials(out, powers)
+    for i in range(len(out)):
+        e = out[i]
+        above = gate[i] / (np.float32(1) + e) * up[i]
+        out[i] = above if gate[i] >= 0 else above * e
+
+
 def _gated_silu(x: Any, out: Any) -> None:
     """Write silu(gate) · up of rows [gate | up]."""
     width = out.shape[1]
     for row in numba.prange(len(x)):
-        gate, up, own = x[row, :width], x[row, width:], out[row]
-        powers = np.empty(width, np.float32)
-        for i in range(width):
-            own[i] = -abs(gate[i])
-        exponentials(own, powers)
-        for i in range(width):
-            e = own[i]
-            above = gate[i] / (np.float32(1) + e) * up[i]
-            own[i] = above if gate[i] >= 0 else above * e
+        gated_silu_row(x[row, :width], x[row, width:], out[row])
+
+
+def _add_rms_norm_bits(
+    x: Any, residual: Any, weight: Any, offset: float, eps: float, total: Any, normed: Any
+) -> None:
+    """Write the same of bfloat16's bits; the sum is rounded before it is normed."""
+    width = x.shape[1]
+    for row in numba.prange(len(x)):
+        own, other = np.empty(width, np.float32), np.empty(width, np.float32)
+        widen(x[row], own)
+        if len(residual):
+            widen(residual[row], other)
+            for i in range(width):
+                own[i] += other[i]
+            narrow(own, total[row])
+            widen(total[row], own)
+        rms(own, weight, offset, eps, other)
+        narrow(other, normed[row])
+
+
+def _gated_silu_bits(x: Any, out: Any) -> None:
+    """Write silu(gate) · up of rows [gate | up] of bfloat16's bits."""
+    width = out.shape[1]
+    for row in numba.prange(len(x)):
+        both, own = np.empty(2 * width, np.float32), np.empty(width, np.float32)
+        widen(x[row], both)
+        gated_silu_row(both[:width], both[width:], own)
+        narrow(own, out[row])
 
 
 def _turn(x: Any, cos: Any, sin: Any, interleaved: bool, out: Any) -> None:
@@ -65,6 +98,35 @@ def _turn(x: Any, cos: Any, sin: Any, interleaved: bool, out: Any) -> None:
         out[two] = second * cos[i] + first * sin[i]
     for i in range(2 * half, len(x)):
         out[i] = x[i]
+
+
+def _store_heads_bits(
+    x: Any,
+    cos: Any,
+    sin: Any,
+    keys: Any,
+    values: Any,
+    places: Any,
+    query_norm: Any,  # floats
+    key_norm: Any,
+    offset: float,
+    eps: float,
+    interleaved: bool,
+    queries: Any,
+) -> None:
+    """Do as `_store_heads` does, of bfloat16's bits."""
+    heads, groups, dim = queries.shape[1], keys.shape[1], x.shape[2]
+    for t in numba.prange(len(x)):
+        own, place = np.empty(dim, np.float32), places[t]
+        for n in range(heads + groups):
+            widen(x[t, n], own)
+            norm = query_norm if n < heads else key_norm
+            if len(norm):
+                rms(own, norm, offset, eps, own)
+            turn(own, cos[t], sin[t], interleaved, own)
+            narrow(own, queries[t, n] if n < heads else keys[place, n - heads])
+        for n in range(groups):
+            values[place, n] = x[t, heads + groups + n]
 
 
 def _store_heads(
@@ -100,18 +162,13 @@ def _store_heads(
             values[place, n] = x[t, heads + groups + n]
 
 
-def _compiled(function: Any, *, parallel: bool = False) -> Any:
-    """Return a compiled function, kept on disk where there is a place for it."""
-    options: dict[str, Any] = {"fastmath": FAST, "parallel": parallel, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(**options)(function)
-
-
-rms, turn = _compiled(_rms), _compiled(_turn)
+rms, turn, gated_silu_row = fast(_rms), fast(_turn), fast(_gated_silu_row)
 # each for one thread and for several
 add_rms_norm, gated_silu, store_heads = (
-    (_compiled(function), _compiled(function, parallel=True))
+    (fast(function), fast(function, parallel=True))
     for function in (_add_rms_norm, _gated_silu, _store_heads)
+)
+add_rms_norm_bits, gated_silu_bits, store_heads_bits = (
+    (fast(function), fast(function, parallel=True))
+    for function in (_add_rms_norm_bits, _gated_silu_bits, _store_heads_bits)
 )

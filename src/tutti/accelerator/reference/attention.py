@@ -18,6 +18,13 @@ from tutti.accelerator.segments import Segments
 WindowKind = Literal["sliding", "chunked"]
 
 
+def first_key(query: int, window: int | None, kind: WindowKind) -> int:
+    """Return the first key that a query sees."""
+    if window is None:
+        return 0
+    return max(0, query - window + 1) if kind == "sliding" else query // window * window
+
+
 def visible(
     queries: int,
     keys: int,
