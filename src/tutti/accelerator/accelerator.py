@@ -63,7 +63,6 @@ class Accelerator(ABC):
     device: torch.device
     operators: Operators
     collective_backend: str  # as torch.distributed knows it
-    gains_by_compiling = True  # whole blocks, with torch.compile
 
     # --- memory ----------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ In code that runs sliced, H, G, F and V are what this rank holds.
 from tutti.nn.batch import Batch
 from tutti.nn.build import build_unit
 from tutti.nn.cache import PagedCache
-from tutti.nn.capture import compile_blocks
 from tutti.nn.generate import greedy
 from tutti.nn.initialize import initialize
 from tutti.nn.load import load
@@ -31,7 +30,6 @@ __all__ = [
     "ParallelContext",
     "Ranks",
     "build_unit",
-    "compile_blocks",
     "greedy",
     "initialize",
     "load",

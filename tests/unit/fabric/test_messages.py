@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from tutti.fabric.messages import MessageRing, all_reduce_ring, ring_seconds
+from tests.support.fabric_messages import MessageRing, all_reduce_ring, ring_seconds
 
 # 1,024 MB among so many on one switch, 50 GiB/s and 500 ns per link: milliseconds that ASTRA-sim's
 # network library gives for it

@@ -21,7 +21,6 @@ LONG_FUNCTIONS = {
     "search/cutting/relief_mixture.py:fill",
     "accelerator/cuda/flash_kernels.py:backward_keys",
     "search/exact/comparison_search.py:_all_stages",
-    "fabric/messages.py:by_events",
     "fabric/path_loops.py:route",
 }
 

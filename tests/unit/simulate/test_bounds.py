@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.support.closed_forms import one_f_one_b_seconds, pipeline_lower_bound
 from tests.support.lines import uniform
+from tests.support.step_bounds import lower_bound
 from tutti.plan.job import ScheduleKind
 from tutti.schedule.instruction import Instruction, Op
 from tutti.schedule.schedule import Schedule, build_schedule
 from tutti.simulate import ClassCosts, StepCosts, simulate
-from tutti.simulate.bounds import lower_bound
 
 times = st.floats(0.01, 10.0)
 PASSES = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from tests.support.closed_forms import one_f_one_b_seconds
 from tests.support.lines import uniform
 from tests.support.plans import plans
+from tests.support.step_bounds import lower_bound
 from tutti.cost.arrays import Machine, Shape, Strategy
 from tutti.cost.memory.rank_state import workload_of
 from tutti.cost.plan.pool_prices import PoolPrices
@@ -23,7 +24,6 @@ from tutti.plan.job import Job, ScheduleKind
 from tutti.plan.plan import ContextKind
 from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.instruction import Op
-from tutti.simulate.bounds import lower_bound
 from tutti.simulate.estimate import estimate, with_forward_before
 
 FEW = settings(max_examples=max(10, settings.default.max_examples // 5))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.lines import uniform
 from tests.support.plans import plans, small_model
+from tests.support.step_bounds import lower_bound
 from tests.unit.simulate.reference import naive, random_costs, waits
 from tutti.errors import InputError, TuttiError
 from tutti.hardware.cluster import Cluster
@@ -21,7 +22,6 @@ from tutti.plan.uniform import Degrees, uniform_plan
 from tutti.schedule.instruction import Op
 from tutti.schedule.schedule import Schedule, build_schedule
 from tutti.simulate import ClassCosts, SimulationResult, StepCosts, perturb, repeat, simulate
-from tutti.simulate.bounds import lower_bound
 from tutti.simulate.kernel import has_numba
 from tutti.simulate.program import Track
 from tutti.simulate.result import union_seconds

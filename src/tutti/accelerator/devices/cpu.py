@@ -49,7 +49,6 @@ class CpuAccelerator(Accelerator):
 
     name = "cpu"
     collective_backend = "gloo"
-    gains_by_compiling = False  # a little, after tens of seconds of compilation
 
     def __init__(self, *, chip: str = "CPU") -> None:
         self.chip = chip

@@ -34,7 +34,6 @@ class CudaAccelerator(ModuleAccelerator):
     """A GPU under CUDA or ROCm."""
 
     # `tutti bench blocks --compiled` on an H200: 0.97× for Llama's 8B block, 1.01× for 3B and 1B
-    gains_by_compiling = False
 
     def __init__(self, index: int = 0) -> None:
         from tutti.accelerator import cuda  # registers its kernels
