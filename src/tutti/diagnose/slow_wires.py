@@ -4,7 +4,9 @@ An edge is a pair of wires, from the one that sends to the one that receives. Al
 slow wire are slow edges: it is the wire itself where all edges that meet there are slow, and the
 link between two where each of them has quick edges, too, or where nothing tells which of both it
 is. An edge that is busy for a small part of the step says nothing: no plan would change for it.
-What slows all edges of a job alike, where no wire has a part in all of them, is no wire's.
+What slows all edges of a job alike, where no wire has a part in all of them, is no wire's: two of
+three hosts that slow alike cannot be told from any other two, nor from a network that is busy. And
+a wire all of whose ways lead to wires that are slow for sure is not blamed for it.
 """
 
 from __future__ import annotations
@@ -140,5 +142,7 @@ def explain(slow: set[Edge], edges: set[Edge]) -> list[Ends]:
     ]  # fmt: skip
     if not slow or (slow == edges and len(wires) > 1):
         return []
-    left = {tuple(sorted(edge)) for edge in slow if not set(edge) & set(wires)}
-    return [*((wire,) for wire in wires), *sorted(left)]
+    # one that only meets others which may be slow is perhaps none: they would make it seem so
+    needed = [wire for wire in wires if peers[wire] - set(wires)]
+    left = {tuple(sorted(edge)) for edge in slow if not set(edge) & set(needed)}
+    return [*((wire,) for wire in needed), *sorted(left)]

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tutti.diagnose.slow_wires import Edge, SlowWires, Traffic, WireVerdict, explain
 
@@ -87,6 +89,37 @@ def test_what_slows_all_ways_alike_is_no_wires() -> None:
     for hosts in (3, 4, 8):
         edges = ring(hosts)
         assert run(edges, [(100, set(edges), 2.0)], random.Random(hosts)) == []
+
+
+@pytest.mark.parametrize("far", [1, 2])
+@pytest.mark.parametrize("hosts", [3, 4, 5, 8])
+def test_two_wires_that_slow_alike_are_named_where_some_way_is_left_that_does_not(
+    hosts: int, far: int
+) -> None:
+    """Of three hosts, or opposite ones of four, all ways have a slow end: others would do, too."""
+    edges = ring(hosts)
+    wires = {edges[0][0], edges[far][0]}
+    slow = {edge for edge in edges if wires & set(edge)}
+    said = run(edges, [(100, slow, 2.0)], random.Random(hosts))
+    if slow == set(edges):
+        assert said == []
+    else:
+        assert {ends for verdict in said for ends in verdict.ends} == wires
+
+
+@settings(max_examples=300)
+@given(st.integers(3, 9), st.data())
+def test_nobody_is_blamed_whose_wire_is_well(hosts: int, data: st.DataObject) -> None:
+    """In rings with further ways, any wires being slow; and what is said explains what is seen."""
+    more = st.tuples(st.integers(0, hosts - 1), st.integers(0, hosts - 1))
+    further = {(f"box/{a}", f"box/{b}") for a, b in data.draw(st.sets(more)) if a != b}
+    edges = {*ring(hosts), *further}
+    wires = {f"box/{n}" for n in data.draw(st.sets(st.integers(0, hosts - 1)))}
+    slow = {edge for edge in edges if wires & set(edge)}
+    said = explain(slow, edges)
+    assert {ends[0] for ends in said if len(ends) == 1} <= wires
+    covered = {edge for edge in edges if any(set(ends) <= set(edge) for ends in said)}
+    assert covered == (slow if said else set())
 
 
 def test_an_edge_that_is_hardly_busy_is_not_looked_at() -> None:
