@@ -34,6 +34,7 @@ from tutti.diagnose.slow import FIRST, PAST
 from tutti.elastic.journal import Entry
 from tutti.elastic.operator_requests import OperatorRequest, wish
 from tutti.hardware.chip import LARGEST_OVERRUN
+from tutti.launch.identity import used_chips
 from tutti.plan.files import load_plan
 from tutti.plan.plan import Plan
 from tutti.search.planner import plan_uniform
@@ -83,6 +84,13 @@ def running(watched: Watched, ranks: int) -> bool:
     return bool(entries) and entries[-1].phase == "running" and sizes[-1] == ranks
 
 
+def trains(watched: Watched, *, with_fast: bool) -> bool:
+    """Tell whether a generation trains that has the chip that things happen to, or has not."""
+    entries = watched.entries()
+    ranks = [entry.ranks for entry in entries if entry.phase == "entering"]
+    return bool(ranks) and entries[-1].phase == "running" and (FAST in ranks[-1]) == with_fast
+
+
 def lost(folder: Path, unit: int, steps: int) -> None:
     """Drain a fast chip and take it back; beside it the uniform plan of the three that are left."""
     write(folder, unit)
@@ -93,14 +101,14 @@ def lost(folder: Path, unit: int, steps: int) -> None:
         lambda: watched.steps("before", steps),
         lambda: wish(watched.folder, OperatorRequest(kind="drain", place=FAST)),
         lambda: watched.decided("replanned", "stays", after=len(watched.entries())),
-        lambda: watched.until(lambda: running(watched, 3)),
+        lambda: watched.until(lambda: trains(watched, with_fast=False)),
         lambda: watched.steps("without", steps),
         lambda: wish(watched.folder, OperatorRequest(kind="add", place=FAST)),
-        lambda: watched.until(lambda: running(watched, 4)),
+        lambda: watched.until(lambda: trains(watched, with_fast=True)),
         lambda: watched.steps("back", steps),
     ])  # fmt: skip
     plans = plans_of(job.config.folder)
-    adapted = [plan for plan in plans if plan.num_ranks == len(OTHERS)][-1]
+    adapted = [plan for plan in plans if position_of(FAST) not in used_chips(plan)][-1]
     due = {
         name: told(name, watched.emulation(name), watched.step_s(name), predicted_s(job, plan))
         for name, plan in (("before", plans[0]), ("without", adapted), ("back", plans[-1]))

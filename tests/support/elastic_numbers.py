@@ -32,6 +32,7 @@ class Numbers:
     orders: set[int] = field(default_factory=lambda: {0})
     requests: set[int] = field(default_factory=lambda: {0})
     statuses: dict[int, set[int]] = field(default_factory=dict)  # by host
+    stale: bool = False  # whether there are some of which nothing will ever depend
 
     def find(self, value: Any) -> Numbers:
         """Add those of a part."""
@@ -40,11 +41,9 @@ class Numbers:
                 self.generations.add(value.generation)
                 self.orders.add(value.order)
                 self.requests.add(value.request)
-                for _, host in value.hosts:
+                self.stale |= value != _without_stale(value)
+                for _, host in _without_stale(value).hosts:
                     self.find(host.status)
-                for name, order, number in value.told:
-                    self.orders.add(order)
-                    self._status(name, number)
             case AgentState():
                 self._status(value.host, value.number)
                 self._reports(value.reports)
@@ -93,14 +92,16 @@ class Renaming:
         generation, order = self.generations.index, self.orders.index
         match value:
             case Membership():
-                hosts = (
-                    (n, Host(status=self.of(h.status), silent=h.silent)) for n, h in value.hosts
+                value = _without_stale(value)
+                hosts = tuple(
+                    (name, Host(status=self.of(host.status), silent=host.silent))
+                    for name, host in value.hosts
                 )
                 told = ((n, order(o), self._status(n, number)) for n, o, number in value.told)
                 return with_fields(
                     value, generation=generation(value.generation), order=order(value.order),
                     request=self.requests.index(value.request), why="words" * bool(value.why),
-                    hosts=tuple(hosts), told=tuple(told), faults=(),
+                    hosts=hosts, told=tuple(told), faults=(),
                 )  # fmt: skip
             case AgentState():
                 leaving = ((chip, generation(g), gently) for chip, g, gently in value.leaving)
@@ -142,3 +143,26 @@ class Renaming:
         # deaths in a small job are of step 0, which are never counted
         generation: Callable[[int], int] = self.generations.index
         return tuple(replace(r, generation=generation(r.generation), deaths=()) for r in reports)
+
+
+def _without_stale(members: Membership) -> Membership:
+    """Return it with 0 for what will never count again.
+
+    Of the order that a host had when it was last heard of it is only asked if it is the newest;
+    of what was told when, whether it is what would be told now.
+    """
+    order = members.order
+    hosts = tuple(
+        (name, host if host.status.order in (0, order) else _with_no_order(host))
+        for name, host in members.hosts
+    )
+    numbers = {name: host.status.number for name, host in members.hosts}
+    told = tuple(
+        known if known == (known[0], order, numbers[known[0]]) else (known[0], 0, 0)
+        for known in members.told
+    )
+    return with_fields(members, hosts=hosts, told=told)
+
+
+def _with_no_order(host: Host) -> Host:
+    return Host(status=replace(host.status, order=0), silent=host.silent)

@@ -105,4 +105,5 @@ class Parts:
         kinds = [found.generations, found.orders, found.requests]
         kinds += [found.statuses.get(host, {0}) for host in self.hosts]
         assert max(map(max, kinds)) < _MOST - 1
-        return sum(1 << kind * _MOST + number for kind, own in enumerate(kinds) for number in own)
+        bits = sum(1 << kind * _MOST + n for kind, own in enumerate(kinds) for n in own)
+        return bits | found.stale << len(kinds) * _MOST  # which leaves a gap for sure

@@ -2,8 +2,10 @@
 
 A copy that lost a chip moves to free chips of its pool if there are enough of them; otherwise it
 is dropped, and so many copies of the other stages that all stages of its pipeline still take the
-same micro-batch. What the pipelines no longer take per micro-batch comes back as more of them. The
-result goes on without a new search; whether it fits is the caller's question.
+same micro-batch. What the pipelines no longer take per micro-batch comes back as more of them.
+Where no whole copies make up the batch, smaller micro-batches are dealt out among those that are
+left, to none more than it took before. The result goes on without a new search; whether it fits is
+the caller's question.
 """
 
 from __future__ import annotations
@@ -41,6 +43,11 @@ class _Left:
                 reached |= reached << replica.sequences
         return reached
 
+    def most(self) -> int:
+        """Return the sequences that all copies take together."""
+        pairs = zip(self.stage.replicas, self.copies, strict=True)
+        return sum(replica.sequences * len(copies) for replica, copies in pairs)
+
 
 def surviving_plan(
     old: Plan,
@@ -55,13 +62,14 @@ def surviving_plan(
     """
     places = _Places(old, cluster, moved, lost)
     left = [[places.stage(stage) for stage in pipeline.stages] for pipeline in old.pipelines]
-    for micro_batches in _micro_batches(old, left):
-        counts = _counts(old, micro_batches)
-        if counts is None:
-            continue
-        plan = _rebuilt(old, cluster, left, micro_batches, counts)
-        if plan is not None and not check_plan(plan, model, cluster):
-            return plan
+    for dealt in (False, True):
+        for micro_batches in _micro_batches(old, left, dealt):
+            counts = _counts(old, micro_batches)
+            if counts is None:
+                continue
+            plan = _rebuilt(old, cluster, left, micro_batches, counts, dealt)
+            if plan is not None and not check_plan(plan, model, cluster):
+                return plan
     return None
 
 
@@ -130,17 +138,30 @@ class _Places:
 # --- how much each pipeline takes ------------------------------------------------------------
 
 
-def _micro_batches(old: Plan, left: Sequence[Sequence[_Left]]) -> Iterator[tuple[int, ...]]:
-    """Yield micro-batches that all stages of each pipeline can make up, the largest first."""
+def _micro_batches(
+    old: Plan, left: Sequence[Sequence[_Left]], dealt: bool
+) -> Iterator[tuple[int, ...]]:
+    """Yield micro-batches that all stages of each pipeline can make up, the largest first.
+
+    With `dealt` they need not be made up of what whole copies took before.
+    """
     choices: list[list[int]] = []
     for pipeline, stages in zip(old.pipelines, left, strict=True):
-        common = stages[0].sums()
-        for stage in stages[1:]:
-            common &= stage.sums()
-        sizes = [m for m in range(common.bit_length() - 1, 0, -1) if common >> m & 1]
-        choices.append([m for m in sizes if m <= pipeline.micro_batch] or [0])
+        largest = min(pipeline.micro_batch, *(stage.most() for stage in stages))
+        sizes = list(range(largest, 0, -1))
+        if not dealt:
+            common = stages[0].sums()
+            for stage in stages[1:]:
+                common &= stage.sums()
+            sizes = [m for m in sizes if common >> m & 1]
+        choices.append(sizes or [0])
+    tries = THRESHOLDS.survivor_tries
+    if dealt:  # of many pipelines, the first few sizes of each
+        few = max(2, round(4096 ** (1 / len(choices)))) if len(choices) > 1 else None
+        divisors = [[m for m in sizes if m and old.job.global_batch % m == 0] for sizes in choices]
+        choices = [(own or sizes)[:few] for own, sizes in zip(divisors, choices, strict=True)]
     combined = sorted(itertools.islice(itertools.product(*choices), 4096), key=sum, reverse=True)
-    yield from (m for m in combined[: THRESHOLDS.survivor_tries] if any(m))
+    yield from (m for m in combined[:tries] if any(m))
 
 
 def _counts(old: Plan, micro_batches: Sequence[int]) -> list[int] | None:
@@ -189,17 +210,18 @@ def _rebuilt(
     left: Sequence[Sequence[_Left]],
     micro_batches: Sequence[int],
     counts: Sequence[int],
+    dealt: bool,
 ) -> Plan | None:
     pipelines: list[Pipeline] = []
     for stages, micro_batch, count in zip(left, micro_batches, counts, strict=True):
         if not micro_batch:
             continue
-        kept = [_stage(rebuilt, micro_batch) for rebuilt in stages]
+        kept = [(_dealt if dealt else _stage)(rebuilt, micro_batch) for rebuilt in stages]
         whole = tuple(stage for stage in kept if stage is not None)
         if len(whole) < len(kept):
             return None
         pipelines.append(Pipeline(micro_batch=micro_batch, micro_batches=count, stages=whole))
-    alike = [len(s.replicas) for _, _, s in old.stages()] == [
+    alike = not dealt and [len(s.replicas) for _, _, s in old.stages()] == [
         len(s.replicas) for p in pipelines for s in p.stages
     ]
     names = {pool.name for pool in cluster.pools}
@@ -238,7 +260,33 @@ def _stage(left: _Left, micro_batch: int) -> Stage | None:
         for replica, copies, count in zip(left.stage.replicas, left.copies, kept, strict=True)
         if count
     )
-    stage = replace(left.stage, replicas=replicas)
+    return _with_experts(replace(left.stage, replicas=replicas))
+
+
+def _dealt(left: _Left, micro_batch: int) -> Stage | None:
+    """Return a stage with a micro-batch dealt out among its copies, as they shared it before."""
+    copies = [
+        (replica, chips)
+        for replica, group in zip(left.stage.replicas, left.copies, strict=True)
+        for chips in group
+    ]
+    weights = [replica.sequences for replica, _ in copies]
+    exact = [micro_batch * weight / sum(weights) for weight in weights]
+    sequences = [int(share) for share in exact]
+    rest = sorted(range(len(copies)), key=lambda i: sequences[i] - exact[i])
+    for i in rest[: micro_batch - sum(sequences)]:
+        sequences[i] += 1
+    replicas = list[Replica]()
+    parts = [(r, n, chips) for (r, chips), n in zip(copies, sequences, strict=True) if n]
+    for (_, number), alike in itertools.groupby(parts, key=lambda part: (id(part[0]), part[1])):
+        group = list(alike)
+        chips = ChipSet.from_ids(itertools.chain(*(own for _, _, own in group)))
+        replicas.append(replace(group[0][0], count=len(group), sequences=number, chips=chips))
+    return _with_experts(replace(left.stage, replicas=tuple(replicas)))
+
+
+def _with_experts(stage: Stage) -> Stage | None:
+    """Return a stage with as many groups of experts as its chips have; None if one is not whole."""
     if not stage.experts:
         return stage
     group = stage.experts[0]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.tiny import write_cluster, write_model
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
+from tutti.hardware.topology import Position
 from tutti.models.load import load_model
 from tutti.plan.check import check_plan
 from tutti.plan.chips import ChipSet
@@ -123,8 +126,8 @@ def test_nothing_is_left_of_a_plan_whose_stage_is_gone():
     assert surviving_plan(two_stages(), LLAMA, change.cluster, change.moved) is None
 
 
-def test_a_batch_that_what_is_left_cannot_make_up():
-    """One copy of two sequences is left of a stage; nine sequences cannot pass by twos."""
+def test_a_batch_that_what_is_left_does_not_make_up_is_dealt_out_anew():
+    """One copy of four sequences is left of a stage; nine sequences pass by threes."""
     plan = llama_plan(
         Pipeline(
             micro_batch=9,
@@ -133,7 +136,48 @@ def test_a_batch_that_what_is_left_cannot_make_up():
         )
     )
     change = change_cluster(MIXED, "-pool h100")
-    assert surviving_plan(plan, LLAMA, change.cluster, change.moved) is None
+    left = surviving_plan(plan, LLAMA, change.cluster, change.moved)
+    assert left is not None
+    (pipeline,) = left.pipelines
+    assert (pipeline.micro_batch, pipeline.micro_batches) == (3, 3)
+    assert [r.sequences for r in pipeline.stages[0].replicas] == [3]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=6),
+    st.integers(1, 4),
+    st.booleans(),
+    st.data(),
+)
+def test_whichever_copy_is_lost_the_others_go_on(
+    sequences: list[int], micro_batches: int, second: bool, data: st.DataObject
+):
+    """Copies of any sizes, one or two stages, one of several copies lost: the batch stays whole."""
+    copies = [replicas(f"h100/0/{i}", 1, n) for i, n in enumerate(sequences)]
+    stages = [stage((0, 18), *copies)]
+    if second:
+        far = replicas("p800/0/0", 1, sum(sequences))
+        stages = [stage((0, 9), *copies), stage((9, 18), far)]
+    pipeline = Pipeline(
+        micro_batch=sum(sequences), micro_batches=micro_batches, stages=tuple(stages)
+    )
+    plan = llama_plan(pipeline)
+    gone = data.draw(st.sets(st.integers(0, len(sequences) - 1), max_size=len(sequences) - 1))
+    lost = frozenset(Position("h100", 0, slot) for slot in gone)
+    # a lost copy may move to free chips of its pool: there are none
+    spare = frozenset(Position("h100", 0, slot) for slot in range(len(sequences), 8))
+    left = surviving_plan(plan, LLAMA, MIXED, lost=lost | spare)
+    assert left is not None
+    assert check_plan(left, LLAMA, MIXED) == []
+    (kept,) = left.pipelines
+    assert kept.micro_batch * kept.micro_batches == plan.job.global_batch
+    for each in kept.stages:
+        assert sum(r.sequences * r.count for r in each.replicas) == kept.micro_batch
+        assert not lost & set(each.chips)
+        for replica in each.replicas:
+            for chip in replica.chips:
+                own = sequences[chip.slot] if chip.pool == "h100" else sum(sequences)
+                assert replica.sequences <= own
 
 
 def test_expert_groups_are_counted_again():
