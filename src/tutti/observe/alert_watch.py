@@ -102,10 +102,12 @@ class AlertWatch:
         """Return what of a figure's alerts was not told yet."""
         notices = []
         for alert in raised:
-            lasting = key in self._lasting
-            if not lasting and alert.begin <= self._told.get(key, self._began - 1):
+            lasting = self._lasting.get(key)
+            if lasting is not None and alert.end is not None and alert.end <= lasting.begin:
+                continue  # one before it, which was told
+            if lasting is None and alert.begin <= self._told.get(key, self._began - 1):
                 continue
-            if not lasting:
+            if lasting is None:
                 notices.append(Notice(what="began", at=now, alert=alert))
                 self._lasting[key] = alert
             self._told[key] = alert.begin if alert.end is None else alert.end

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.timed_chips import Watched, emulation, job_of, run_beside, write
 from tutti.elastic.operator_requests import OperatorRequest, wish
+from tutti.observe.figures import key
+from tutti.observe.folder import EVENTS, SERIES
+from tutti.observe.store import SeriesStore
 from tutti.search.planner import plan_uniform
 from tutti.train.elastic.better_plan import parts_of, position_of
 from tutti.train.run.planning import prepared, problem_of
@@ -83,3 +87,9 @@ def test_a_slow_chip_is_found_and_given_less(tmp_path: Path) -> None:
     assert found[0].step is not None
     assert found[0].step - 24 <= 10
     assert figures["shifted"] < figures["slow"]
+    store = SeriesStore(watched.folder / SERIES / "slow.sqlite", read_only=True)
+    (series,) = store.read("tutti_slow_chip_ratio", 0, 1 << 40)
+    store.close_reading()
+    assert series.name == key("slow_chip_ratio", "fast/0/1")
+    lines = (watched.folder / EVENTS).read_text(encoding="utf-8").splitlines()
+    assert "slow-chip" in {json.loads(line)["name"] for line in lines}

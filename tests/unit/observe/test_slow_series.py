@@ -45,14 +45,20 @@ def test_there_is_no_file_until_something_is_slow(tmp_path: Path) -> None:
 
 def test_slow_parts_are_alerts_with_words_and_a_remedy(watch: AlertWatch, tmp_path: Path) -> None:
     series = SlowSeries(tmp_path / "series" / FILE)
-    series.write({"a/0/1": 1.5}, {}, at=NOW + 1)
-    (notice,) = watch.look(NOW + 2)
+    for second in range(1, 13):  # steps of a second; one that is slow for a moment is no alert
+        series.write({"a/0/1": 1.5}, {}, at=NOW + second)
+        series._flushed = 0.0
+        if second == 5:
+            assert watch.look(NOW + second) == []
+    (notice,) = watch.look(NOW + 12)
     assert notice.alert.rule.name == "slow-chip"
     assert 'tutti_slow_chip_ratio{chip="a/0/1"} was 1.5' in notice.line()
     assert "doctor run" in notice.line()
     series._flushed = 0.0
-    series.write({}, {("a/0", "b/0"): 2.0}, at=NOW + 3)
-    notices = {one.what: one for one in watch.look(NOW + 4)}
+    for second in range(13, 26):
+        series.write({}, {("a/0", "b/0"): 2.0}, at=NOW + second)
+        series._flushed = 0.0
+    notices = {one.what: one for one in watch.look(NOW + 26)}
     assert {what: one.alert.rule.name for what, one in notices.items()} == {
         "began": "slow-link", "ended": "slow-chip",
     }  # fmt: skip
@@ -127,3 +133,15 @@ def test_figures_that_come_and_go_leave_the_others_of_their_minute(tmp_path: Pat
         assert one.seconds.tolist() == [begin + (70 if level == 10 else 60)]
     with sqlite3.connect(path) as base:
         assert base.execute("select count(*) from chunks where level > 1").fetchone() == (2,)
+
+
+def test_what_comes_and_goes_is_told_once_each_time(watch: AlertWatch, tmp_path: Path) -> None:
+    series = SlowSeries(tmp_path / "series" / FILE)
+    heard: list[tuple[str, int]] = []
+    for second in range(170):
+        slow = second % 40 >= 20  # four times, each for twenty seconds
+        series.write({"a/0/1": 1.5} if slow else {}, {}, at=NOW + second)
+        series._flushed = 0.0
+        heard += [(one.what, one.alert.begin - NOW) for one in watch.look(NOW + second)]
+    series.close()
+    assert heard == [(what, 20 + 40 * n) for n in range(4) for what in ("began", "ended")]

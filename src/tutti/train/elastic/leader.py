@@ -103,8 +103,8 @@ class Leader:
         """Let go of sockets and files."""
         self._adapter.close()
         self.controller.close()
+        self._slow_series.close()  # before the last look for alerts
         self.figures.close()
-        self._slow_series.close()
         for server in self._servers:
             server.close()
         self._journal.close()
