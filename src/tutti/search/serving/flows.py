@@ -61,8 +61,9 @@ class _Program:
         self._flows(problem, pools)
 
     def _add(self, row: F64, top: float) -> None:
-        self._rows.append(row)
-        self._tops.append(top)
+        size = float(np.abs(row).max()) or 1.0  # bytes beside counts of chips: solvers fail
+        self._rows.append(row / size)
+        self._tops.append(top / size)
 
     def _chips(self, problem: ServeProblem) -> None:
         for name in problem.pools:

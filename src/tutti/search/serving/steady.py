@@ -27,6 +27,7 @@ QUEUED_TURNS = 12.0  # where somebody always waits: what all began with is felt 
 FILLING = 0.35  # of those that end, before as many prompts come as there are answers
 FEWEST, MOST_STEPS = 1500, 20_000  # requests, and steps as far as that allows
 MOST_QUEUED_STEPS = 50_000
+DECODED = 0.2  # of those that may miss a limit, on a logarithmic scale: for decodes
 CLOSE = 1.015  # a rate that is kept, and the next that is not
 KEEPS_UP = 0.97  # of the requests that come so many end meanwhile
 _MOST_TURNS = 64  # equal engines that take turns: more hardly differ
@@ -80,12 +81,17 @@ def _most_served(problem: ServeProblem, option: EngineOption, deployment: Deploy
 
 
 def limits_of(problem: ServeProblem, role: Role) -> Limits:
-    """Return the limits that an engine of a role can miss."""
+    """Return the limits that an engine of a role can miss, and how many may.
+
+    Steps with a few more decodes make nearly all answers too slow; the more prompts come, the more
+    of them wait. So nearly all that may miss a limit are left to prompts.
+    """
     limits = problem.service.limits
+    decoded = limits.share**DECODED
     if role is Role.PREFILL:
-        return replace(limits, per_token_s=None, share=math.sqrt(limits.share))
+        return replace(limits, per_token_s=None, share=limits.share / decoded)
     if role is Role.DECODE:
-        return replace(limits, first_token_s=None, share=math.sqrt(limits.share))
+        return replace(limits, first_token_s=None, share=decoded)
     return limits
 
 

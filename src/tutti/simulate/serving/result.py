@@ -16,6 +16,7 @@ from tutti.simulate.serving.simulated_engine import EngineRecord, Job, TimedStep
 
 F64 = NDArray[np.float64]
 QUEUE_POINTS = 480
+BY_CHANCE = 0.9
 FILLING = 0.5  # of the time until the queue is empty, in which slots fill
 
 
@@ -176,6 +177,8 @@ def _steady(
     """
     last = float(requests.times[-1]) if len(requests) else begin
     queued = max((engine.waited_s for engine in engines), default=begin)
+    # whose queues end nearly at the same time do so by chance, as lengths fell
+    queued = min((e.waited_s for e in engines if e.waited_s >= BY_CHANCE * queued), default=queued)
     until = max(last, queued)
     if until <= begin:
         return begin, end

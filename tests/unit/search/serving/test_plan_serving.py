@@ -87,6 +87,24 @@ def test_small_mixtures_equal_brute_force():
     assert mixture.bound >= mixture.rate * (1 - 1e-9)
 
 
+def test_bytes_beside_counts_of_chips_do_not_stop_the_solver():
+    """Two H100 with 100 Gb/s links: HiGHS found nothing where rows differ by ten orders."""
+    problem = _problem(
+        cluster=_cluster({"name": "p0", "chip": "H100", "nodes": 1, "chips_per_node": 2}),
+        service=Service(traffic=replace(SHORT, prompt=Lengths(mean=1000, sigma=1.0, longest=4096),
+                                        output=Lengths(mean=300, sigma=0.8, longest=1024))),
+    )  # fmt: skip
+    options = _options(replace(problem, space=ServeSpace()))
+    for factor in (0.99467438, 0.9925, 1.003):
+        rated = [
+            replace(o, rate=factor * o.rate, ideal=factor * o.rate) if o.role is Role.BOTH else o
+            for o in options
+        ]
+        mixture = solve_flows(problem, rated)
+        assert mixture is not None
+        assert mixture.rate > 0
+
+
 def test_separated_roles_are_bounded_by_both_sides_and_their_link():
     problem = _problem()
     options = [o for o in _options(problem) if o.role is not Role.BOTH]
