@@ -34,7 +34,7 @@ class Thresholds:
         2048, "tokens", "a search begins with no shorter parts of a sequence: kernels lose more"
     )
     least_local: int = _threshold(
-        1024, "tokens", "the shortest parts that a local search tries and the bound knows"
+        512, "tokens", "the shortest parts that a local search tries and the bound knows"
     )
     most_virtual: int = _threshold(
         4, "unit ranges per stage", "the bubble shrinks as 1/ranges, messages grow with them"

@@ -6,6 +6,7 @@ import pytest
 
 import tutti
 from tests.support.tiny import write_cluster, write_model
+from tutti.document import Place
 from tutti.errors import InputError
 from tutti.hardware.cluster import Cluster
 from tutti.plan.job import PRECISIONS, ScheduleKind
@@ -113,7 +114,7 @@ def test_unknown_options_are_named():
 
 
 @pytest.mark.parametrize(
-    ("most", "first", "every"), [(None, (1, 2), (1, 2, 4)), (2, (1, 2), (1, 2)), (1, (1,), (1,))]
+    ("most", "first", "every"), [(None, (1, 2), (1, 2, 4, 8)), (2, (1, 2), (1, 2)), (1, (1,), (1,))]
 )
 def test_shorter_parts_of_a_sequence_are_left_to_the_local_search(most, first, every):
     problem = make_problem(
@@ -121,3 +122,15 @@ def test_shorter_parts_of_a_sequence_are_left_to_the_local_search(most, first, e
     )
     assert problem.context_degrees() == first
     assert problem.all_context_degrees() == every
+
+
+@pytest.mark.parametrize(("limits", "every"), [(Limits(), (1, 2, 4)), (Limits(tp_max=2), (1,))])
+def test_copies_that_leave_chips_of_a_node_are_left_to_the_local_search(limits, every):
+    """A node of seven chips divides by 7 only, which no model's heads do; pairs are faster."""
+    pool = {"name": "seven", "chip": "A100-80", "chips_per_node": 7}
+    cluster = Cluster.from_document({"name": "odd", "pools": [pool]}, Place("odd"))
+    problem = make_problem(
+        "llama-3.2-1b", cluster, sequence_length=1024, global_batch=8, limits=limits
+    )
+    assert problem.tensor_degrees(cluster.pools[0]) == (1,)
+    assert problem.all_tensor_degrees(cluster.pools[0]) == every

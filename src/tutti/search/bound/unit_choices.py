@@ -82,7 +82,7 @@ def ways_of(tables: Tables) -> Ways | None:
     for index, pool in enumerate(problem.pools):
         configs = [
             Config(pool.name, tp, cp, ep, b)
-            for tp in problem.tensor_degrees(pool)
+            for tp in problem.all_tensor_degrees(pool)
             for cp in problem.all_context_degrees()
             for ep in problem.expert_degrees()
             for b in problem.local_sequence_counts()

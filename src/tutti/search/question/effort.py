@@ -36,8 +36,10 @@ class Effort:
     wide_gap: float = 0.2  # over the bound: here all of them, below far fewer, above more
     widest_more: float = 2.0  # times as many at most
     gap_power: float = 1.75  # of the gap over the wide one, for more work
-    narrow_power: float = 1.2  # the same, for less
-    finish: float = 0.5  # times as much for the best plan in the end, where the gap is wide
+    narrow_power: float = 1.0  # the same, for less
+    least_share: float = 0.1  # of all work, at the narrowest gap; none where nothing can be won
+    no_gap: float = 0.002  # over the bound: nothing is won that could be told
+    finish: float = 1.0  # times as much for the best plan in the end, where the gap is wide
     large_less: int = 5  # times less of it on a large cluster
     large_widest: float = 6.0  # times as many of these at most: a plan has more fields there
 
@@ -55,8 +57,10 @@ class Effort:
         is_large = num_chips >= self.large
         most = self.last_mile // (self.large_less if is_large else 1)
         widest = self.large_widest if is_large else self.widest_more
-        power = self.gap_power if gap > self.wide_gap else self.narrow_power
-        return int(most * min(widest, (gap / self.wide_gap) ** power))
+        if gap <= self.wide_gap:
+            share = max(self.least_share, (gap / self.wide_gap) ** self.narrow_power)
+            return int(most * share) if gap > self.no_gap else 0
+        return int(most * min(widest, (gap / self.wide_gap) ** self.gap_power))
 
     def is_wide(self, seconds: float, bound: float) -> bool:
         """Tell whether a step is so far above the bound that further kinds of plans are tried."""

@@ -97,6 +97,17 @@ class Problem:
         """Return the tensor-parallel degrees that a pool's nodes and the model allow."""
         return _tensor_degrees(self.model, pool, self.space.tp)
 
+    def all_tensor_degrees(self, pool: Pool) -> tuple[int, ...]:
+        """Return all tensor-parallel degrees of the space: also those that leave chips of a node.
+
+        A node of seven chips has no other divisors than 1 and 7, and copies of two chips on six.
+        """
+        if self.space.tp is not None:
+            return self.tensor_degrees(pool)
+        most = min(pool.node.num_chips, pool.num_chips)
+        wanted = range(1, most + 1)
+        return tuple(d for d in wanted if self.model.tensor_parallel_problem(d) is None)
+
     def context_degrees(self) -> tuple[int, ...]:
         """Return the context-parallel degrees that the search begins with."""
         return self._context_degrees(THRESHOLDS.shortest_local)

@@ -87,7 +87,7 @@ def plan_in_space(plan: Plan, problem: Problem) -> bool:
         for replica in stage.replicas:
             pool = problem.cluster.pool(replica.chips.pools[0])
             if (
-                replica.tp not in problem.tensor_degrees(pool)
+                replica.tp not in problem.all_tensor_degrees(pool)
                 or replica.cp not in problem.all_context_degrees()
                 or replica.sequences not in counts
                 or not _recomputed_kinds(stage, replica, problem.model) <= set(space.recompute)
