@@ -225,7 +225,7 @@ def engine_of(model: ModelSpec, device: str | None, dtype: Dtype, slots: int) ->
 
     engine = Engine(serving_worker(model, open_accelerator(device), dtype, slots, LONGEST))
     engine.warm_up()
-    wish = SamplingParameters(max_tokens=3, ignore_end=True)  # what is compiled at first use
+    wish = SamplingParameters(max_tokens=8, ignore_end=True)  # what is made at first use
     engine.generate([list(range(3, 3 + n)) for n in (1, 5, 70)], wish)
     return engine
 

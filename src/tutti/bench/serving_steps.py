@@ -138,7 +138,8 @@ def serving_worker(
 ) -> Worker:
     """Return a worker of a model with random weights."""
     kind = TORCH_DTYPES[dtype]
-    model = Model(spec, accelerator.operators, dtype=kind, device=accelerator.device)
+    operators = accelerator.operators.as_serving()
+    model = Model(spec, operators, dtype=kind, device=accelerator.device)
     initialize(model, on_device=True)
     model.eval().requires_grad_(False)
     prepare(model)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("numba")
 
+from tutti.accelerator.host import rows  # noqa: E402
 from tutti.accelerator.operators import Operators  # noqa: E402
 from tutti.models import Activation  # noqa: E402
 
@@ -39,3 +42,17 @@ def test_extremes_of_gates() -> None:
     found = plain.as_serving().gated_activation(x, kind=Activation.SILU)
     expected = plain.gated_activation(x, kind=Activation.SILU)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-30, equal_nan=True)
+
+
+def test_the_first_calls_do_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving, plain = Operators("cpu", forced={}).as_serving(), Operators("cpu", forced={})
+    monkeypatch.setattr(rows._Calls, "count", rows.PATIENCE - 2)
+    monkeypatch.delitem(sys.modules, "numba")
+    ran: list[str] = []
+    real = rows._form
+    monkeypatch.setattr(rows, "_form", lambda *given: (ran.append(given[1]), real(*given))[1])
+    x = torch.randn(3, 8)
+    for counted in range(4):
+        found = serving.gated_activation(x, kind=Activation.SILU)
+        torch.testing.assert_close(found, plain.gated_activation(x, kind=Activation.SILU))
+        assert len(ran) == max(0, counted - 1)

@@ -16,6 +16,7 @@ from tutti.accelerator.conformance.cases import CASES
 from tutti.accelerator.conformance.compare import Distance, distance
 from tutti.accelerator.conformance.report import Outcome, Report, Verdict
 from tutti.accelerator.conformance.tolerance import DTYPES
+from tutti.accelerator.host import rows
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.products import product
 from tutti.accelerator.registry import (
@@ -45,6 +46,7 @@ def check(
     for operator in operators:
         if operator not in operator_names():
             raise InputError(f"no operator '{operator}'; {hint(operator, operator_names())}")
+    rows.hurry()  # what is checked is what runs in the long run
     started = time.perf_counter()
     outcomes: list[Outcome] = []
     for outcome in _outcomes(accelerator, tuple(operators), progress or (lambda *_: None)):

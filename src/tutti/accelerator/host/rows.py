@@ -1,22 +1,45 @@
 """Norms, gates and heads of a server's rows on the host, each in one pass by a compiled loop.
 
 Compiling takes seconds where no cache has it: only operators that were opened for serving come
-here (`Operators.as_serving`).
+here (`Operators.as_serving`). The compiler's own import takes a second, which the first answer need
+not wait for: until somebody else has imported it, the first calls go the plain way.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tutti.accelerator.reference import norm, paged, pointwise
 from tutti.accelerator.registry import Implementation, register
 from tutti.models import Activation
 
+PATIENCE = 240  # calls: a few steps of some tens of layers
 MANY = 1 << 16  # numbers from which on several threads are worth their start
 LOOPED = (torch.float32, torch.bfloat16)
 _NONE = torch.empty(0)
+
+
+class _Calls:
+    """How many calls have gone the plain way."""
+
+    count = 0
+
+
+def hurry() -> None:
+    """Let loops be compiled from the next call on."""
+    _Calls.count = PATIENCE
+
+
+def _waits() -> bool:
+    """Tell whether a call goes the plain way, for the compiler is not there yet."""
+    if _Calls.count >= PATIENCE or "numba" in sys.modules:
+        return False
+    _Calls.count += 1
+    return True
 
 
 def _plain(*tensors: Tensor | None) -> str | None:
@@ -68,6 +91,8 @@ def add_rms_norm(
     unit_offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of x + residual, and the sum itself; x where there is no residual."""
+    if _waits():
+        return norm.add_rms_norm(x, residual, weight, eps=eps, unit_offset=unit_offset)
     from tutti.accelerator.host import rows_kernels
 
     x = x.detach().contiguous()
@@ -91,6 +116,8 @@ def gated_activation(
     x: Tensor, *, kind: Activation, alpha: float = 1.702, limit: float = 7.0
 ) -> Tensor:
     """Return silu(gate) · up of x (T, 2·F), whose first half is the gate."""
+    if _waits():
+        return pointwise.gated_activation(x, kind=kind, alpha=alpha, limit=limit)
     from tutti.accelerator.host import rows_kernels
 
     del kind, alpha, limit
@@ -123,6 +150,12 @@ def store_heads(
     unit_offset: bool = False,
 ) -> Tensor:
     """Return the queries of x (T, heads + 2·kv_heads, D), rotated; write keys and values."""
+    if _waits():
+        return paged.store_heads(
+            x, cos, sin, key_pages, value_pages, places, heads=heads, kv_heads=kv_heads,
+            interleaved=interleaved, query_norm=query_norm, key_norm=key_norm, eps=eps,
+            unit_offset=unit_offset,
+        )  # fmt: skip
     from tutti.accelerator.host import rows_kernels
 
     del kv_heads

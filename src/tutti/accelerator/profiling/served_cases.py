@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from tutti.accelerator.accelerator import Accelerator
+from tutti.accelerator.host import rows
 from tutti.accelerator.operators import Operators
 from tutti.accelerator.paged_segments import PagedSegments
+from tutti.accelerator.prepared import MANY, panels_of
 from tutti.accelerator.profiling.cases import (
     EPS,
     Prepared,
@@ -41,7 +43,8 @@ ServedMaker = Callable[[tuple[int, ...], Workspace, Operators], tuple[Run, str]]
 
 def prepare_served(case: ProfileCase, space: Workspace, accelerator: Accelerator) -> Prepared:
     """Return how to run a case: a graph of many calls, or one call where there are no graphs."""
-    operators = accelerator.operators
+    operators = accelerator.operators.as_serving()
+    rows.hurry()
     size = max(1.0, case.elements * space.element_bytes)
     copies = max(1, min(MOST_COPIES, math.ceil(space.cache_bytes / size)))
     make = _MAKERS.get(case.operator) or _forward_of(case.operator)
@@ -98,6 +101,8 @@ def _linear(shape: tuple[int, ...], space: Workspace, operators: Operators) -> t
     tokens, out, wide = shape
     x, w = space.take(tokens, wide, gradient=False), space.take(out, wide, gradient=False)
     operators.prepare(w)
+    if tokens < MANY:
+        panels_of(w, now=True)  # as whoever serves for a while has them
     return lambda: operators.linear(x, w), _named(operators, "linear", x, w)
 
 

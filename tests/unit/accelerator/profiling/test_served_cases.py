@@ -68,6 +68,25 @@ def test_each_operator_of_a_server_runs(operator, accelerator, space):
         assert torch.isfinite(found.float()).all()
 
 
+@pytest.mark.parametrize("operator", ["add_rms_norm", "gated_activation", "store_heads"])
+def test_what_is_timed_is_what_a_server_runs(operator, accelerator, space, monkeypatch):
+    """A host's servers have loops of their own, which training does not have."""
+    pytest.importorskip("numba")
+    from tutti.accelerator.host import rows
+
+    ran, real = [], rows._form
+    monkeypatch.setattr(rows, "_form", lambda *given: (ran.append(given[1]), real(*given))[1])
+    made = prepare_served(ProfileCase(operator, TINY[operator], serves=True), space, accelerator)
+    made.runs["inference"]()
+    assert ran == [{"gated_activation": "gated_silu"}.get(operator, operator)]
+
+
+def test_products_of_few_rows_are_timed_as_they_are_in_the_long_run(accelerator, space):
+    pytest.importorskip("numba")
+    case = ProfileCase("linear", TINY["linear"], serves=True)
+    assert prepare_served(case, space, accelerator).kernel == "prepared"
+
+
 def test_all_that_only_servers_run_is_tried_here():
     assert {name for name, form in FORMS.items() if form.directions == SERVED} <= set(TINY)
 
