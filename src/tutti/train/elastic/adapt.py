@@ -165,6 +165,10 @@ class Adapter:
 
     def _begin(self, situation: Situation, why: str) -> Event | None:
         known = None if self._wanted else self._known.get(situation.key)
+        if known is None and self._mode == "never":
+            # one that came back is taken back, also while some chip is called slow
+            plan = self._known.get(Situation(situation.chips).key)
+            known = plan if plan != self._settler.current else None
         wanted, self._wanted = self._wanted, False
         if wanted and self._offer is not None:
             return self._take(*self._offer)

@@ -169,6 +169,20 @@ def test_asking_and_never(job: Job) -> None:
         assert said == phases
 
 
+def test_without_looking_who_comes_back_is_taken_back_though_another_is_slow(job: Job) -> None:
+    assert job.config.elastic is not None
+    config = replace(job.config, elastic=replace(job.config.elastic, replan="never"))
+    said: list[str] = []
+    own = adapter(replace(job, config=config), said)
+    own.took(1, 1.0)
+    own._settler.current = proposal(job, 0.5, 1.0).plan  # of what is left
+    own.slow["fast/0/0"] = 1.4
+    assert isinstance(own.look(members(*BOTH)), Change)
+    assert own._settler.target == job.plan
+    assert said == ["replanned"]
+    assert Searched.asked == []
+
+
 def test_an_offered_plan_is_taken_when_somebody_says_so(job: Job) -> None:
     assert job.config.elastic is not None
     config = replace(job.config, elastic=replace(job.config.elastic, replan="ask"))
