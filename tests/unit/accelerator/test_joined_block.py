@@ -40,12 +40,13 @@ class Shape:
     window: int | None
     kind: str
     added: bool
+    queries: int  # tokens of a row, at most
     seed: int
 
 
 SHAPES = st.builds(
     Shape,
-    rows=st.integers(1, 40),
+    rows=st.integers(1, 25),
     width=st.sampled_from([16, 40, 64]),
     groups=st.integers(1, 3),
     share=st.integers(1, 5),
@@ -59,6 +60,7 @@ SHAPES = st.builds(
     window=st.sampled_from([None, 1, 7]),
     kind=st.sampled_from(["sliding", "chunked"]),
     added=st.booleans(),
+    queries=st.integers(1, 4),
     seed=st.integers(0, 1 << 20),
 )
 
@@ -85,17 +87,18 @@ def call(shape: Shape, dtype: Any) -> dict[str, Any]:
         window=shape.window, window_kind=shape.kind, **weights,
     )  # fmt: skip
     keys = torch.randint(1, shape.longest + 1, (shape.rows,), generator=drawn).tolist()
+    wanted = torch.randint(1, shape.queries + 1, (shape.rows,), generator=drawn).tolist()
+    counts = [min(pair) for pair in zip(wanted, keys, strict=True)]
+    tokens = sum(counts)
     each = -(-shape.longest // shape.page)
     order = torch.randperm(shape.rows * each, generator=drawn) + 1
-    steps = PagedSegments.of(
-        [1] * shape.rows, keys, order.view(shape.rows, each).tolist(), shape.page
-    )
+    steps = PagedSegments.of(counts, keys, order.view(shape.rows, each).tolist(), shape.page)
     row_t, position_t = steps.rows_and_positions()
     pages = (shape.rows * each + 1, shape.page, shape.groups, dim)
-    angles = torch.rand(shape.rows, shape.turned // 2, generator=drawn)
+    angles = torch.rand(tokens, shape.turned // 2, generator=drawn)
     return {
-        "x": numbers(shape.rows, shape.width),
-        "added": numbers(shape.rows, shape.width) if shape.added else None,
+        "x": numbers(tokens, shape.width),
+        "added": numbers(tokens, shape.width) if shape.added else None,
         "block": block,
         "cos": angles.cos(),
         "sin": angles.sin(),
@@ -193,12 +196,12 @@ def test_hosts_that_multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"rows": MOST_ROWS + 1}, "rows of one token"),
+        ({"rows": MOST_ROWS + 1}, "rows of few tokens"),
         ({"dim": 24}, "heads as wide as"),
     ],
 )
 def test_others_run_one_by_one(change: dict[str, Any], why: str) -> None:
-    shape = Shape(3, 16, 1, 2, 16, 24, 4, 4, 9, False, False, None, "sliding", False, 0)
+    shape = Shape(3, 16, 1, 2, 16, 24, 4, 4, 9, False, False, None, "sliding", False, 1, 0)
     given = call(dataclasses.replace(shape, **change), torch.float32)
     order = (given["x"], given["block"], given["key_pages"], given["value_pages"], given["steps"])
     with torch.no_grad():
@@ -208,7 +211,7 @@ def test_others_run_one_by_one(change: dict[str, Any], why: str) -> None:
 
 
 def test_weights_that_changed_are_read_anew() -> None:
-    shape = Shape(3, 16, 1, 2, 16, 24, 4, 4, 9, False, False, None, "sliding", True, 0)
+    shape = Shape(3, 16, 1, 2, 16, 24, 4, 4, 9, False, False, None, "sliding", True, 1, 0)
     given = call(shape, torch.float32)
     with torch.no_grad():
         for factor in (1.0, 2.0):

@@ -1,4 +1,4 @@
-"""A dense block on a server's rows of one token each, as one call of the host.
+"""A dense block on a server's rows of few tokens each, as one call of the host.
 
 What it joins are a block's operators, in their order: norms, products, heads to pages, attention to
 pages, gate. Who runs blocks asks here first and runs the operators where it says no.
@@ -17,7 +17,8 @@ from tutti.accelerator.paged_segments import PagedSegments
 from tutti.accelerator.prepared import block_product, blocks_of, panels_of, several_threads
 from tutti.accelerator.reference.attention import WindowKind, first_key
 
-MOST_ROWS = 128  # many rows are products of their own
+MOST_ROWS = 128  # tokens of all rows; many are products of their own
+MOST_QUERIES = 8  # tokens of a row: each reads its keys, which longer runs read once
 VECTOR = 16  # numbers: heads are as wide, or several times
 JOINED = {
     "add_rms_norm": "compiled",
@@ -59,8 +60,8 @@ def refusal(
 ) -> str | None:
     """Say why the operators are to run one by one."""
     rows, width = steps.num_queries, key_pages.shape[-1]
-    if steps.most_queries != 1 or not 0 < rows <= MOST_ROWS or len(steps.key_lengths) != rows:
-        return "rows of one token only"
+    if steps.most_queries > MOST_QUERIES or not 0 < rows <= MOST_ROWS or rows != len(x):
+        return "rows of few tokens only"
     if x.dtype not in (torch.float32, torch.bfloat16) or torch.is_grad_enabled():
         return "float32 and bfloat16 only, no gradients"
     if not x.dtype == key_pages.dtype == value_pages.dtype:
@@ -125,14 +126,15 @@ def dense_block(
 
     x = x.contiguous()
     total, more = torch.empty_like(x), torch.empty_like(x)
-    lengths = steps.key_lengths.numpy()
+    owners, positions = steps.rows_and_positions()
+    lengths = (positions + 1).clamp_min(1).numpy()  # what fills a step up sees page 0
     firsts = np.zeros(len(lengths), np.int64)
     if block.window is not None:
         last = [first_key(n - 1, block.window, block.window_kind) for n in lengths.tolist()]
         firsts[:] = last
     pages = (
         cos.numpy(), sin.numpy(), _numbers(key_pages), _numbers(value_pages), places.numpy(),
-        steps.tables.numpy(), lengths, firsts,
+        steps.tables.numpy(), owners.long().numpy(), lengths, firsts,
     )  # fmt: skip
     numbers, heads, interleaved, norms, head_norms = block.kept["constants"]
     weights, several = block.kept["weights"], several_threads()

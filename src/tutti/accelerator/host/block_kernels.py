@@ -1,4 +1,4 @@
-"""A whole block of a dense model on a server's rows of one token each, compiled for the host.
+"""A whole block of a dense model on a server's rows of few tokens each, compiled for the host.
 
 Between two products nothing leaves the processor's caches, and nobody waits for an interpreter.
 Sums are float32 throughout; the stream between blocks has the model's dtype: floats, or the bits
@@ -66,11 +66,12 @@ def _heads(
     value_pages: Any,
     places: Any,
     tables: Any,
+    owners: Any,
     lengths: Any,
     firsts: Any,
     attended: Any,  # (T, H·D)
 ) -> None:
-    """Norm and rotate heads, write keys and values, and fill in the attention of one token each."""
+    """Norm and rotate heads, write keys and values, and fill in the attention of each token."""
     rows, size, dim = len(mixed), key_pages.shape[1], key_pages.shape[3]
     queries = np.empty((rows, heads, dim), np.float32)
     found = np.empty((rows, heads, dim), np.float32)
@@ -83,9 +84,10 @@ def _heads(
             wide[t], cos[t], sin[t], key_pages[page, at], value_pages[page, at], head_norms,
             constants[1], constants[0], interleaved, queries[t],
         )  # fmt: skip
+    for t in numba.prange(rows):
         attend_row(
-            found[t], queries[t], key_pages, value_pages, tables[t], firsts[t], lengths[t], 0,
-            key_pages.shape[2], constants[2], 0.0, none, none,
+            found[t], queries[t], key_pages, value_pages, tables[owners[t]], firsts[t], lengths[t],
+            0, key_pages.shape[2], constants[2], 0.0, none, none,
         )  # fmt: skip
         written(found[t].reshape(heads * dim), attended[t])
 
@@ -108,8 +110,9 @@ def _block(
     value_pages: Any,
     places: Any,
     tables: Any,
-    lengths: Any,  # keys of each row
-    firsts: Any,  # the first key that each row sees
+    owners: Any,  # the row of the tables that is each token's
+    lengths: Any,  # keys that each token sees, its own included
+    firsts: Any,  # the first of them
     total: Any,  # the stream after attention
     more: Any,  # what the feed-forward layer adds
 ) -> None:
@@ -142,9 +145,10 @@ def _block(
             mixed[t], cos[t], sin[t], key_pages[page, at], value_pages[page, at], head_norms,
             offset, eps, interleaved, queries[t],
         )  # fmt: skip
+    for t in numba.prange(rows):  # now that the keys of all tokens are there
         attend_row(
-            attended[t], queries[t], key_pages, value_pages, tables[t], firsts[t], lengths[t], 0,
-            groups, scale, 0.0, none, none,
+            attended[t], queries[t], key_pages, value_pages, tables[owners[t]], firsts[t],
+            lengths[t], 0, groups, scale, 0.0, none, none,
         )  # fmt: skip
     flat = attended.reshape((rows + 1, hidden))
     for number in numba.prange(output.shape[0]):
