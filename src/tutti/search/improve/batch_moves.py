@@ -59,20 +59,11 @@ def size_moves(here: Here) -> Moves:
 
 
 def sequence_moves(here: Here) -> Moves:
-    """Hand any number of sequences from one pipeline to another, each with a size that suits.
-
-    From busy pipelines to those that wait first, few and many in turn.
-    """
+    """Hand any number of sequences from one pipeline to another, each with a size that suits."""
     plan = here.plan
     plain = without_shares(plan)
-    busy = here.loads.of_pipelines(len(plan.pipelines))
-    pairs = sorted(
-        itertools.permutations(range(len(plan.pipelines)), 2),
-        key=lambda pair: busy[pair[1]] - busy[pair[0]],
-    )
-    ways = itertools.product(range(len(HANDED)), range(len(pairs)))
-    for number, pair in sorted(ways, key=sum):
-        handed, (giving, taking) = HANDED[number], pairs[pair]
+    pairs = itertools.permutations(range(len(plan.pipelines)), 2)
+    for handed, (giving, taking) in itertools.product(HANDED, list(pairs)):
         one, other = plan.pipelines[giving], plan.pipelines[taking]
         for less in ways_to_take(one, one.sequences - handed):
             for more in ways_to_take(other, other.sequences + handed):

@@ -40,7 +40,7 @@ MOVES = {
     name: (PLAN_MOVES | STAGE_MOVES | BATCH_MOVES | CHIP_MOVES | STATE_MOVES)[name]
     for name in (
         "tied owner", "micro-batch", "warm-up", "shard level", "shares", "units", "degrees",
-        "schedule", "sizes", "sequences", "copies", "order", "experts", "sharding", "recompute",
+        "schedule", "sizes", "copies", "order", "experts", "sharding", "recompute", "sequences",
         "joined", "warm-up of stages", "flags", "places", "fewer stages", "shard shares", "offload",
         "idle chips", "order times", "copies of stages", "handed copies", "rules of stages",
         "experts of stages", "shares of groups", "apart", "left out", "more stages",

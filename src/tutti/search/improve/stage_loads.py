@@ -27,13 +27,6 @@ class Loads:
             seconds[place] = max(seconds.get(place, 0.0), busy)
         return cls(seconds)
 
-    def of_pipelines(self, count: int) -> list[float]:
-        """Return what the busiest stage of each pipeline computes."""
-        busy = [0.0] * count
-        for (p, _), seconds in self.seconds.items():
-            busy[p] = max(busy[p], seconds)
-        return busy
-
     def promise(self, p: int, giving: int, taking: int) -> float:
         """Return less the more a move from a stage to another evens the loads."""
         return self.seconds[p, taking] - self.seconds[p, giving]
