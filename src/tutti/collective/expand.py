@@ -22,7 +22,7 @@ from tutti.collective.program import (
     Team,
     Transfer,
 )
-from tutti.collective.schedules import SCHEDULES, Move
+from tutti.collective.schedules import SCHEDULES, PartsMove
 from tutti.collective.slices import Part, Slice, join
 
 
@@ -44,7 +44,7 @@ def parts_of(rule: PartRule, members: tuple[int, ...], first: int, count: int) -
     )
 
 
-def _transfer(team: Team, move: Move, group_size: int) -> Transfer:
+def _transfer(team: Team, move: PartsMove, group_size: int) -> Transfer:
     members, rule = team.members, team.parts
     if isinstance(rule, (Blocks, Reshard)):
         part = rule.block(members, move.source, move.target, group_size)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tutti.collective.program import Action, Pattern
 
 
-class Move(NamedTuple):
+class PartsMove(NamedTuple):
     """Parts first, first+1, …, first+number−1 (modulo the team's size) go from source to target."""
 
     source: int
@@ -32,26 +32,26 @@ class Schedule:
     """The rounds of one pattern; all functions take the team's size first, then the round."""
 
     rounds: Callable[[int], int]
-    sends: Callable[[int, int, int], list[Move]]  # what leaves a position
-    receives: Callable[[int, int, int], list[Move]]  # what reaches a position, by source
-    moves: Callable[[int, int], list[Move]]  # all, by source
+    sends: Callable[[int, int, int], list[PartsMove]]  # what leaves a position
+    receives: Callable[[int, int, int], list[PartsMove]]  # what reaches a position, by source
+    moves: Callable[[int, int], list[PartsMove]]  # all, by source
 
 
 def _spread(
     *,
     rounds: Callable[[int], int],
-    sends: Callable[[int, int, int], list[Move]],
+    sends: Callable[[int, int, int], list[PartsMove]],
     source: Callable[[int, int, int], int | None],
     senders: Callable[[int, int], Iterable[int]] = lambda n, at: range(n),
 ) -> Schedule:
     """Return the schedule in which a position hears from one `source` at most in a round."""
 
-    def receives(size: int, at: int, position: int) -> list[Move]:
+    def receives(size: int, at: int, position: int) -> list[PartsMove]:
         heard = source(size, at, position)
         spoken = [] if heard is None else sends(size, at, heard)
         return [move for move in spoken if move.target == position]
 
-    def moves(size: int, at: int) -> list[Move]:
+    def moves(size: int, at: int) -> list[PartsMove]:
         return [move for position in senders(size, at) for move in sends(size, at, position)]
 
     return Schedule(rounds=rounds, sends=sends, receives=receives, moves=moves)
@@ -63,8 +63,8 @@ def _backwards(schedule: Schedule, *, reduce: bool) -> Schedule:
     def then(size: int, at: int) -> int:
         return schedule.rounds(size) - 1 - at
 
-    def turned(moves: list[Move]) -> list[Move]:
-        return sorted(Move(m.target, m.source, m.first, m.number, reduce) for m in moves)
+    def turned(moves: list[PartsMove]) -> list[PartsMove]:
+        return sorted(PartsMove(m.target, m.source, m.first, m.number, reduce) for m in moves)
 
     return Schedule(
         rounds=schedule.rounds,
@@ -81,15 +81,15 @@ def _then(one: Schedule, other: Schedule) -> Schedule:
         done = one.rounds(size)
         return (one, at) if at < done else (other, at - done)
 
-    def sends(size: int, at: int, position: int) -> list[Move]:
+    def sends(size: int, at: int, position: int) -> list[PartsMove]:
         part, now = pick(size, at)
         return part.sends(size, now, position)
 
-    def receives(size: int, at: int, position: int) -> list[Move]:
+    def receives(size: int, at: int, position: int) -> list[PartsMove]:
         part, now = pick(size, at)
         return part.receives(size, now, position)
 
-    def moves(size: int, at: int) -> list[Move]:
+    def moves(size: int, at: int) -> list[PartsMove]:
         part, now = pick(size, at)
         return part.moves(size, now)
 
@@ -110,7 +110,7 @@ def _levels(size: int) -> int:
 
 _RING_GATHER = _spread(
     rounds=lambda n: n - 1,
-    sends=lambda n, at, i: [Move(i, (i + 1) % n, (i - at) % n, 1)],
+    sends=lambda n, at, i: [PartsMove(i, (i + 1) % n, (i - at) % n, 1)],
     source=lambda n, at, i: (i - 1) % n,
 )
 
@@ -118,13 +118,13 @@ _RING_GATHER = _spread(
 # needs no power of two and moves no part twice to the same place.
 _DOUBLING_GATHER = _spread(
     rounds=_levels,
-    sends=lambda n, at, i: [Move(i, (i - (1 << at)) % n, i, min(1 << at, n - (1 << at)))],
+    sends=lambda n, at, i: [PartsMove(i, (i - (1 << at)) % n, i, min(1 << at, n - (1 << at)))],
     source=lambda n, at, i: (i + (1 << at)) % n,
 )
 
 _DIRECT_GATHER = _spread(
     rounds=lambda n: n - 1,
-    sends=lambda n, at, i: [Move(i, (i + at + 1) % n, i, 1)],
+    sends=lambda n, at, i: [PartsMove(i, (i + at + 1) % n, i, 1)],
     source=lambda n, at, i: (i - at - 1) % n,
 )
 
@@ -139,12 +139,16 @@ def _span(n: int, at: int) -> int:
 def _tree(scatters: bool) -> Schedule:
     """Return the binomial tree; a position's subtree is the run of positions that follow it."""
 
-    def sends(n: int, at: int, i: int) -> list[Move]:
+    def sends(n: int, at: int, i: int) -> list[PartsMove]:
         span = _span(n, at)
         child = i + span
         if i % (2 * span) or child >= n:
             return []
-        return [Move(i, child, child, min(span, n - child)) if scatters else Move(i, child, 0, n)]
+        return [
+            PartsMove(i, child, child, min(span, n - child))
+            if scatters
+            else PartsMove(i, child, 0, n)
+        ]
 
     return _spread(
         rounds=_levels,
@@ -159,7 +163,7 @@ def _tree(scatters: bool) -> Schedule:
 _BINARY_BROADCAST = _spread(
     rounds=lambda n: n.bit_length() - 1,
     sends=lambda n, at, i: [
-        Move(i, child, 0, n)
+        PartsMove(i, child, 0, n)
         for child in (2 * i + 1, 2 * i + 2)
         if child < n and (i + 1).bit_length() == at + 1
     ],
@@ -169,17 +173,19 @@ _BINARY_BROADCAST = _spread(
 
 _CHAIN = _spread(
     rounds=lambda n: n - 1,
-    sends=lambda n, at, i: [Move(i, i + 1, 0, n)] if i == at else [],
+    sends=lambda n, at, i: [PartsMove(i, i + 1, 0, n)] if i == at else [],
     source=lambda n, at, i: i - 1 if i == at + 1 else None,
     senders=lambda n, at: [at],
 )
 
 
 def _star(scatters: bool) -> Schedule:
-    def sends(n: int, at: int, i: int) -> list[Move]:
+    def sends(n: int, at: int, i: int) -> list[PartsMove]:
         if i:
             return []
-        return [Move(0, to, to, 1) if scatters else Move(0, to, 0, n) for to in range(1, n)]
+        return [
+            PartsMove(0, to, to, 1) if scatters else PartsMove(0, to, 0, n) for to in range(1, n)
+        ]
 
     return _spread(
         rounds=lambda n: min(1, n - 1),

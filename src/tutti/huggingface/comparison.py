@@ -61,7 +61,7 @@ LATER_GRADIENT_TOLERANCE: Mapping[str, float] = {
 }
 
 
-class Kind(StrEnum):
+class TensorKind(StrEnum):
     """What a tensor of a dump is, which decides how far apart it may be."""
 
     FORWARD = "forward"
@@ -74,7 +74,7 @@ class Key:
     """A dump's key, taken apart."""
 
     step: int | None  # of a training run; 0: before the first
-    kind: Kind
+    kind: TensorKind
     name: str  # "3.mlp.up.weight", "loss"
 
     @classmethod
@@ -86,8 +86,12 @@ class Key:
             step = int(number) if number.isdecimal() else None
         kind, _, name = rest.partition("/")
         if kind == "gradient_norm":
-            return cls(step, Kind.GRADIENT, kind)
-        return cls(step, Kind(kind) if name and kind in set(Kind) else Kind.FORWARD, name or kind)
+            return cls(step, TensorKind.GRADIENT, kind)
+        return cls(
+            step,
+            TensorKind(kind) if name and kind in set(TensorKind) else TensorKind.FORWARD,
+            name or kind,
+        )
 
     @property
     def unit(self) -> int | None:
@@ -177,11 +181,11 @@ def _differences(
     differing = []
     for key in keys:
         parsed = Key.parse(key)
-        if parsed.kind is Kind.WEIGHT and parsed.name in noise:
+        if parsed.kind is TensorKind.WEIGHT and parsed.name in noise:
             continue
         module = _difference(left, right, key, largest.get(parsed.step, 0.0), tolerance)
         differing.append(module)
-        if parsed.kind is Kind.GRADIENT and module.is_noise and not module.diverges:
+        if parsed.kind is TensorKind.GRADIENT and module.is_noise and not module.diverges:
             noise[parsed.name] = None
     return tuple(differing), tuple(noise)
 
@@ -217,7 +221,7 @@ def _largest_gradients(dump: Dump, keys: list[str]) -> dict[int | None, float]:
     largest: dict[int | None, float] = {}
     for key in keys:
         parsed = Key.parse(key)
-        if parsed.kind is Kind.GRADIENT and parsed.unit is not None:
+        if parsed.kind is TensorKind.GRADIENT and parsed.unit is not None:
             size = _root_mean_square(dump.numbers(key))
             largest[parsed.step] = max(size, largest.get(parsed.step, 0.0))
     return largest
@@ -233,7 +237,7 @@ def _difference(
     a, b = left.numbers(key), right.numbers(key)
     parsed = Key.parse(key)
     norms = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-    floor = NOISE * largest * math.sqrt(a.size) if parsed.kind is Kind.GRADIENT else 0.0
+    floor = NOISE * largest * math.sqrt(a.size) if parsed.kind is TensorKind.GRADIENT else 0.0
     scale = max(*norms, floor)
     allowed = tolerance if tolerance is not None else _allowed(left, right, key, parsed)
     with np.errstate(invalid="ignore"):
@@ -266,9 +270,9 @@ def _allowed(left: Dump, right: Dump, key: str, parsed: Key) -> float:
 
 def _table(key: Key) -> Mapping[str, float]:
     """Return what a tensor may differ by in each format."""
-    if key.kind is Kind.WEIGHT:
+    if key.kind is TensorKind.WEIGHT:
         return WEIGHT_TOLERANCE
-    if key.kind is Kind.FORWARD:
+    if key.kind is TensorKind.FORWARD:
         return FORWARD_TOLERANCE
     later = key.unit is not None and (key.step or 0) > 1
     return LATER_GRADIENT_TOLERANCE if later else GRADIENT_TOLERANCE

@@ -19,7 +19,7 @@ from tutti.schedule.instruction import Op, What
 from tutti.schedule.order import Action, Pass, orders
 
 
-class Move(NamedTuple):
+class BoundaryMove(NamedTuple):
     """A Send or Receive at the boundary before `unit`."""
 
     op: Op
@@ -28,7 +28,7 @@ class Move(NamedTuple):
     micro_batch: int
 
 
-Event = Action | Move
+Event = Action | BoundaryMove
 
 
 def stage_events(pipeline: Pipeline, kind: ScheduleKind) -> list[list[Event]]:
@@ -94,8 +94,10 @@ class _Play:
             next_kind, next_chunk, target, what, unit = route
             ready[next_kind][next_chunk][micro_batch] = 1
             if target != stage:
-                events[stage].append(make_tuple(Move, (Op.SEND, what, unit, micro_batch)))
-                events[target].append(make_tuple(Move, (Op.RECEIVE, what, unit, micro_batch)))
+                events[stage].append(make_tuple(BoundaryMove, (Op.SEND, what, unit, micro_batch)))
+                events[target].append(
+                    make_tuple(BoundaryMove, (Op.RECEIVE, what, unit, micro_batch))
+                )
                 waiting.append(target)
         if played < sum(map(len, todo)):
             raise self._stuck(position)

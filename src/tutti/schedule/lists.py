@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tutti.ownership.buckets import Bucket
 from tutti.plan.plan import Replica, Stage
 from tutti.schedule.emitter import Emitter, make_tuple, waits
-from tutti.schedule.events import Event, Move
+from tutti.schedule.events import BoundaryMove, Event
 from tutti.schedule.instruction import Instruction, Op, Scope, What
 from tutti.schedule.listing import Listing
 from tutti.schedule.order import Action, Pass
@@ -94,7 +94,7 @@ class _Writer:
         self.sync.gather_once()
         self.to.close()
         for index, event in enumerate(self.given.events):
-            if isinstance(event, Move):
+            if isinstance(event, BoundaryMove):
                 self._move(event)
             else:
                 self._pass(event, index)
@@ -181,13 +181,13 @@ class _Writer:
         """Tell whether the weight pass of an input pass is what its stage computes next."""
         events = self.given.events
         following = index + 1
-        while following < len(events) and type(events[following]) is Move:
+        while following < len(events) and type(events[following]) is BoundaryMove:
             following += 1
         if following == len(events):
             return False
         return events[following] == (Pass.BACKWARD_WEIGHT, *events[index][1:])
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: BoundaryMove) -> None:
         op, what, unit, micro_batch = move
         to, here = self.to, self.to.place
         distance = 0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.huggingface.test_comparison import BATCH, FACTS
 from tutti.errors import InputError
-from tutti.huggingface.comparison import Key, Kind, compare
+from tutti.huggingface.comparison import Key, TensorKind, compare
 from tutti.huggingface.dtypes import BY_NAME
 from tutti.huggingface.dumps import DumpWriter
 
@@ -51,16 +51,18 @@ def write(target: Path, factors: dict[str, float] | None = None, dtype: str = "f
 @pytest.mark.parametrize(
     ("key", "step", "kind", "unit"),
     [
-        ("forward/3.mlp", None, Kind.FORWARD, 3),
-        ("forward/loss", None, Kind.FORWARD, None),
-        ("gradient/3.mlp.up.weight", None, Kind.GRADIENT, 3),
-        ("step-12/gradient/0.token.weight", 12, Kind.GRADIENT, 0),
-        ("step-0/weight/5.logits.weight", 0, Kind.WEIGHT, 5),
-        ("step-2/loss", 2, Kind.FORWARD, None),
-        ("step-2/gradient_norm", 2, Kind.GRADIENT, None),
+        ("forward/3.mlp", None, TensorKind.FORWARD, 3),
+        ("forward/loss", None, TensorKind.FORWARD, None),
+        ("gradient/3.mlp.up.weight", None, TensorKind.GRADIENT, 3),
+        ("step-12/gradient/0.token.weight", 12, TensorKind.GRADIENT, 0),
+        ("step-0/weight/5.logits.weight", 0, TensorKind.WEIGHT, 5),
+        ("step-2/loss", 2, TensorKind.FORWARD, None),
+        ("step-2/gradient_norm", 2, TensorKind.GRADIENT, None),
     ],
 )
-def test_keys_say_what_they_are(key: str, step: int | None, kind: Kind, unit: int | None) -> None:
+def test_keys_say_what_they_are(
+    key: str, step: int | None, kind: TensorKind, unit: int | None
+) -> None:
     found = Key.parse(key)
     assert (found.step, found.kind, found.unit) == (step, kind, unit)
 

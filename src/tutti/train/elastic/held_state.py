@@ -24,7 +24,7 @@ from tutti.ownership.rectangles import Rectangle, intersection
 from tutti.train.checkpoint.contents import Piece, StateKind, kept_pieces
 from tutti.train.checkpoint.manifest import Progress
 from tutti.train.checkpoint.staging import Staging
-from tutti.train.elastic.state_moves import Move, find_moves, from_words, to_words
+from tutti.train.elastic.state_moves import RectangleMove, find_moves, from_words, to_words
 
 if TYPE_CHECKING:
     from tutti.train.engine.engine import Engine
@@ -190,7 +190,7 @@ class _Pieces:
 
 
 def _carry_out(
-    moves: Sequence[Move],
+    moves: Sequence[RectangleMove],
     offered: _Pieces,
     wanted: _Pieces,
     control: Communicator,
@@ -201,14 +201,14 @@ def _carry_out(
     Numbers cross as who gives them has them: a master may become a weight to compute with.
     """
     rank = control.rank
-    crossing = list[Move]()
+    crossing = list[RectangleMove]()
     for move in moves:
         if move.source != move.target:
             crossing.append(move)
         elif move.target == rank:
             wanted.put(move.key, move.rectangle, offered.view(move.key, move.rectangle))
     for batch in _rounds(crossing):
-        sends, receives, after = [], [], list[tuple[Move, Tensor]]()
+        sends, receives, after = [], [], list[tuple[RectangleMove, Tensor]]()
         for move in batch:
             if move.source == rank:
                 tensor = offered.view(move.key, move.rectangle).cpu().contiguous()
@@ -224,8 +224,8 @@ def _carry_out(
             wanted.put(move.key, move.rectangle, tensor)
 
 
-def _rounds(moves: Sequence[Move]) -> Iterable[list[Move]]:
-    batch, size = list[Move](), 0
+def _rounds(moves: Sequence[RectangleMove]) -> Iterable[list[RectangleMove]]:
+    batch, size = list[RectangleMove](), 0
     for move in moves:
         num_bytes = move.rectangle.count * 4
         if batch and size + num_bytes > ROUND_BYTES:

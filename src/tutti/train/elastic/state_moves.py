@@ -17,7 +17,7 @@ Offers = Mapping[str, Sequence[Rectangle]]  # by key: "weight/3.attention.query.
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RectangleMove:
     """A rectangle on its way from one rank to another; the same rank: a copy in place."""
 
     key: str
@@ -37,9 +37,9 @@ class Missing:
 
 def find_moves(
     offers: Sequence[Offers], wants: Sequence[Offers]
-) -> tuple[list[Move], list[Missing]]:
+) -> tuple[list[RectangleMove], list[Missing]]:
     """Return how every rank gets what it wants, in an order that all share."""
-    moves, missing = list[Move](), list[Missing]()
+    moves, missing = list[RectangleMove](), list[Missing]()
     holders: dict[str, list[int]] = {}
     for rank, offered in enumerate(offers):
         for key in offered:
@@ -78,7 +78,7 @@ def _without(rectangle: Rectangle, other: Rectangle) -> Sequence[Rectangle]:
 
 
 def _take(
-    moves: list[Move],
+    moves: list[RectangleMove],
     left: list[Rectangle],
     key: str,
     source: int,
@@ -93,7 +93,7 @@ def _take(
             if common is None:
                 after.append(rest)
                 continue
-            moves.append(Move(key, common, source, target))
+            moves.append(RectangleMove(key, common, source, target))
             after += difference(rest, common)
         left = after
     return left

@@ -37,7 +37,7 @@ Wanted = Mapping[Key, tuple[DataPart, int, bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskingRank:
     """One rank of those that ask the reference together."""
 
     context: RankContext

@@ -34,7 +34,7 @@ from tutti.train.engine.samples import sample_indices
 from tutti.train.engine.step_totals import StepResult
 from tutti.train.evaluation.on_rank import RankEvaluations
 from tutti.train.run.answers import AnswerLoss, Order
-from tutti.train.run.ask_reference import Asked
+from tutti.train.run.ask_reference import AskingRank
 from tutti.train.run.build_rank import (
     Joined,
     build_engine,
@@ -171,7 +171,7 @@ class Worker:
             return None
         references = {}
         if objective.needs_reference:
-            feed = Asked(self.context, self.engine, self.joined.saving, self.feeder)
+            feed = AskingRank(self.context, self.engine, self.joined.saving, self.feeder)
             references = feed.references(self.data, objective)
         return AnswerLoss(objective, references)
 
