@@ -68,7 +68,7 @@ def test_the_search_finds_what_enumeration_finds(number, record_property):
     assert found.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
     assert lower_bound(tables) <= best.step_seconds * (1 + CLOSE), instance.name
     # What a user gets: the planner searches small spaces whole.
-    returned = plan(instance.problem, compare=False, effort=Effort(last_mile=0))
+    returned = plan(instance.problem, compare=False, effort=Effort(last_mile=0, smaller=0))
     assert returned.best.step_seconds == pytest.approx(best.step_seconds, rel=CLOSE), instance.name
     assert returned.lower_bound_seconds <= best.step_seconds * (1 + CLOSE)
 

@@ -37,14 +37,14 @@ def test_prices_agree_or_it_is_an_error():
 
 
 def test_a_price_that_the_search_made_up_is_an_error():
-    true = DraftSimulator.price
+    true = DraftSimulator.whole_estimate
 
-    def flattering(self, made):
-        found = true(self, made)
+    def flattering(self, played):
+        found = true(self, played)
         return replace(found, step_seconds=0.999 * found.step_seconds)
 
     with (
-        mock.patch.object(DraftSimulator, "price", flattering),
+        mock.patch.object(DraftSimulator, "whole_estimate", flattering),
         pytest.raises(SearchDisagreementError, match="the search says"),
     ):
         plan(problem(space=NARROW), effort=FEW, compare=False)
