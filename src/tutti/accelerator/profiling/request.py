@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from tutti.accelerator.profiling import grid, served_grid
 from tutti.accelerator.profiling.cases import ProfileCase
-from tutti.accelerator.profiling.grid import default_cases, model_cases
-from tutti.accelerator.profiling.served_grid import served_cases, served_model_cases
 from tutti.errors import InputError, hint
 from tutti.hardware.profile import Profile
 from tutti.models.load import load_model
@@ -27,8 +26,12 @@ def wanted_cases(
     cases: list[ProfileCase] = []
     if model is not None:
         spec = load_model(model)
-        cases += served_model_cases(spec) if serve else model_cases(spec, tokens, sequence_length)
-    return list(dict.fromkeys([*cases, *(served_cases() if serve else default_cases())]))
+        if serve:
+            cases += served_grid.served_model_cases(spec)
+        else:
+            cases += grid.model_cases(spec, tokens, sequence_length)
+    every = served_grid.served_cases() if serve else grid.default_cases()
+    return list(dict.fromkeys([*cases, *every]))
 
 
 def asked(cases: list[ProfileCase], known: Profile | None, only: Collection[str]) -> Asked:
