@@ -43,9 +43,14 @@ class GroupRun(NamedTuple):
 
 
 def is_plain(prices: EnginePrices, requests: Requests) -> bool:
-    """Tell whether the compiled loop does it: no prefixes, windows, pages on hosts, profiles."""
+    """Tell whether the compiled loop does it: no prefixes, windows, pages on hosts, profiles.
+
+    One lane over several stages is not its case: when the next step may begin there, it does not
+    say as the engine does.
+    """
     return (
-        not requests.shares_prefixes
+        (len(prices.stages) == 1 or prices.lanes > 1)
+        and not requests.shares_prefixes
         and int(requests.outputs.sum()) >= FEW_TOKENS
         and prices.windows == (None,)
         and not prices.engine.host_pages
