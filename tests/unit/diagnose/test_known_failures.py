@@ -55,8 +55,14 @@ def test_confidence_is_the_share_of_right_answers(tmp_path: Path) -> None:
     # what is stated is of failures that nobody has seen (of 100, 83 are right); every part here has
     # been learnt from since it was scored, so that it may say too little of them, not too much
     found = score([(case, answered(case, tmp_path)) for case in EVERY])
-    over = found.mean_confidence - found.named_right / found.named
-    assert -0.15 <= over <= 0.0
+    assert found.mean_confidence <= found.named_right / found.named
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="12 points too low of parts that were learnt from")
+def test_confidence_is_within_ten_points_of_it(tmp_path: Path) -> None:
+    found = score([(case, answered(case, tmp_path)) for case in EVERY])
+    assert abs(found.mean_confidence - found.named_right / found.named) <= 0.1
 
 
 @pytest.mark.slow
